@@ -170,6 +170,11 @@ class RawProgram:
         """The functions of the graph, and of whatever is left of it once it is pruned."""
         return Library(self.graph)
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The tensors that the step gives back; the loss, too, where it is chosen."""
+        return (*(() if self.loss is None else (self.loss,)), *(tensor for _, tensor in self.outputs))
+
     def targets_of(self, call: int) -> list[str]:
         """The tensors that a call differentiates.
 

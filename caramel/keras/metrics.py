@@ -53,7 +53,7 @@ class DistributedMetrics:
             for n, v in enumerate(record.variables)
         }
         self._advice = (
-            "Give values of each example to a metric instead, or say loss_reduction= if it is reduced as the loss is"
+            "Give values of each example to a metric instead"
             if step.gradients
             else "Give values of each example to a metric instead, or evaluate with model.evaluate, on one device"
         )

@@ -10,6 +10,9 @@ from fractions import Fraction
 from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Value, is_invariant
 from caramel.frontend.batch.op import Op, Rule
 
+_NOT_CHOSEN = "adds up examples in places that they do not choose"
+"""Why nothing is known of a sum of segments."""
+
 
 def _axes(op: Op) -> list[int] | None:
     """The axes of a reduction: all axes where the result is a scalar; None where they are not constant."""
@@ -105,9 +108,6 @@ def _scattered(op: Op) -> Value:
     return _added_up(op, data, indices) if is_invariant(shape) else op.unknown(_NOT_CHOSEN)
 
 
-_NOT_CHOSEN = "adds up examples in places that they do not choose"
-
-
 def _added_up(op: Op, data: Value, places: Value) -> Value:
     if isinstance(places, Examples) and not places.repeated:
         of_examples = places.axis, places.arrangement
@@ -121,10 +121,11 @@ def _added_up(op: Op, data: Value, places: Value) -> Value:
 def _histogram(op: Op) -> Value:
     """How many numbers of all examples are in each of some ranges."""
     value, limits, bins = op.inputs
-    is_of_numbers = isinstance(value, Examples) and not value.repeated and value.power == 0
-    if isinstance(value, Examples) and is_of_numbers and is_invariant(limits) and is_invariant(bins):
-        return Total(Fraction(0), mixed_by=value.mixed_by)
-    return op.unknown("counts what is in ranges that depend on the batch")
+    if not is_invariant(limits) or not is_invariant(bins):
+        return op.unknown("counts what is in ranges that depend on the batch")
+    if not isinstance(value, Examples) or value.repeated or value.power != 0:
+        return op.unknown("counts values that are not those of single examples")
+    return Total(Fraction(0), mixed_by=value.mixed_by)
 
 
 # -- products ----------------------------------------------------------------------------------

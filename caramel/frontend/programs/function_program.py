@@ -163,7 +163,7 @@ def capture_step(
     Raises:
         CaptureError: the step cannot be traced, or has no gradient.
     """
-    specs = _specs(function, specs)
+    specs = _specs(function, specs, "the step's inputs are not known: pass inputs=")
     is_traced_alone = hasattr(function, "python_function")  # a tf.function runs in Python once on one device, too
     before = {} if is_traced_alone else python_values(function)
     traced = Traced(function, specs, "the training step", naming)
@@ -208,7 +208,8 @@ def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None
     Raises:
         CaptureError: the function cannot be traced.
     """
-    traced = Traced(function, _specs(function, specs), "the evaluation", naming)
+    unknown = "the inputs of the evaluation are not known: pass evaluation_inputs="
+    traced = Traced(function, _specs(function, specs, unknown), "the evaluation", naming)
     inputs = tuple(Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(()))
     structure = traced.structured_outputs
     flat = tf.nest.flatten(structure, expand_composites=False)
@@ -223,13 +224,12 @@ def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None
     return Evaluation(without_capture_attributes(traced.graph), inputs, tuple(traced.outputs), traced.targets, pack)
 
 
-def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
+def _specs(function: Any, specs: Sequence[Any] | None, unknown: str) -> Sequence[Any]:
     if specs is None:
         specs = getattr(function, "input_signature", None)
     if specs is None:
         raise CaptureError(
-            "the step's inputs are not known: pass inputs=[tf.TensorSpec(...), ...], one for each argument "
-            "(or give the tf.function an input_signature)"
+            f"{unknown}[tf.TensorSpec(...), ...], one for each argument (or give the tf.function an input_signature)"
         )
     if isinstance(specs, (tf.TensorSpec, Mapping)):
         specs = [specs]

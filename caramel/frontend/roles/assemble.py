@@ -262,7 +262,7 @@ def _with_shared_statistics(
 
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
     """Whether a result of the step may be a function of sums over the examples."""
-    return any(may_be_function_of_sums(reductions.value_of(tensor)) for _, tensor in raw.outputs)
+    return any(may_be_function_of_sums(reductions.value_of(tensor)) for tensor in raw.results)
 
 
 def _local(kinds: Mapping[str, VariableClass]) -> list[str]:
@@ -277,8 +277,7 @@ def _analyse(
 
     def analyse(program: RawProgram) -> tuple[Reductions, Sequence[str]]:
         losses = _differentiated(program, used)
-        roots = [*program.targets, *map(node_of, losses), *(node_of(t) for _, t in program.outputs)]
-        roots += [node_of(g.tensor) for g in used]
+        roots = [*program.targets, *map(node_of, (*losses, *program.results)), *(node_of(g.tensor) for g in used)]
         graph = program.graph.pruned(roots)
         return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
 
@@ -295,8 +294,10 @@ def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple
     roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
     step = raw.graph.pruned(roots)
     # What enters a sum has to be scaled for it, also where nobody reads the sum.
-    roots += [s.node for s in raw.forward_sums if s.node not in step and any(e in step for e in s.entries)]
-    step = raw.graph.pruned(roots)
+    unread = [s.node for s in raw.forward_sums if s.node not in step and any(e in step for e in s.entries)]
+    if unread:
+        roots += unread
+        step = raw.graph.pruned(roots)
     used = [g for g in gradients if _is_used(step, g)]
     # Only the values of a sparse gradient may be used (for a norm); its rows travel with them all the same.
     return raw.graph.pruned([*roots, *(node_of(g.indices) for g in used if g.indices is not None)]), used

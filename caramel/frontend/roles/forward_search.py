@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caramel.errors import CaptureError
@@ -321,7 +321,7 @@ class Search:
         """What a step needs beside its losses, such as metrics of what was gathered; None for nothing."""
         graph = self.raw.graph
         gradients = {node_of(g.tensor) for g in self.raw.gradients}  # what is behind them is summed later
-        ends = [*self.raw.targets, *(node_of(t) for _, t in self.raw.outputs)]
+        ends = [*self.raw.targets, *map(node_of, self.raw.results)]
         behind = graph.ancestors(ends, control=False, stop=lambda name: name in gradients) - gradients
         for name in graph.order:
             if name in behind and ops.output_types(graph[name]):
@@ -333,17 +333,21 @@ class Search:
 
     def _for_results(self, reductions: Reductions) -> _Needs | None:
         """Sums of which a result of the step is a function, as a share of the entries that a mask leaves; or None."""
-        for _, tensor in self.raw.outputs:
+        for tensor in self.raw.results:
             if tensor not in self._left and may_be_function_of_sums(reductions.value_of(tensor)):
                 sums = self._sums_behind(tensor, reductions)
                 if sums:
                     return _Needs(sums, result=tensor)
-            value = reductions.value_of(tensor)
-            if tensor not in self._left and isinstance(value, Independent) and value.power not in (0, 1):
-                sizes = self._sizes_beside(tensor, reductions).sizes
-                if sizes:
-                    return _Needs(sizes=sizes, result=tensor)
+            sizes = [] if tensor in self._left else self._sizes_in(tensor, reductions)
+            if sizes:
+                return _Needs(sizes=sizes, result=tensor)
         return None
+
+    def _sizes_in(self, tensor: str, reductions: Reductions) -> list[tuple[str, int]]:
+        """Sizes beside values of the whole batch, of which a tensor is made that is no count of examples."""
+        value = reductions.value_of(tensor)
+        is_of_sizes = isinstance(value, Independent) and value.power not in (0, 1)
+        return self._sizes_beside(tensor, reductions).sizes if is_of_sizes else []
 
     def _sums_behind(self, tensor: str, reductions: Reductions) -> list[str]:
         """Sums of which a tensor is a function; none where it is no function of sums, or they are large."""
@@ -381,10 +385,8 @@ class Search:
         if self.raw.forward_sums:
             for target in graph.pruned(self.raw.targets):
                 if target.op in _ASSIGNMENTS:
-                    value = reductions.value_of(target.input[1])
-                    if isinstance(value, Independent) and value.power not in (0, 1):
-                        places = self._sizes_beside(target.input[1], reductions).sizes
-                        needs.sizes += [place for place in places if place not in needs.sizes]
+                    places = self._sizes_in(target.input[1], reductions)
+                    needs.sizes += [place for place in places if place not in needs.sizes]
         return needs
 
     def _is_sized(self, text: str, reductions: Reductions) -> bool:
@@ -550,19 +552,23 @@ class Search:
         for source in map(node_of, sources):
             if source not in self.raw.entries and self._learns(tensor_name(source)):
                 # Where its gradient enters cannot be told, or that is scaled for another sum.
-                self.twice |= {other for other, those in self.sources.items() if source in map(node_of, those)}
-                return False
+                return self._refused_as_twice([source])
             entries += [(source, entry) for entry in self.raw.entries.get(source, ())]
         if any(self._is_differentiated_again(entry.tensor) for _, entry in entries):
             return False
         parts_of_sums = self._on_the_way(tensor, reductions)
         if parts_of_sums and (entries or parts_of_sums.issuperset(graph.readers(tensor))):
-            self.twice |= {other for other, those in self.sources.items() if not {*sources}.isdisjoint(those)}
-            return False
+            return self._refused_as_twice(map(node_of, sources))
         self.raw = with_sum(self.raw, tensor, kind, counted, entries, parts_of_sums)
         self.sources[tensor] = tuple(sources)
         self._entries[tensor] = self.raw.forward_sums[-1].entries
         return True
+
+    def _refused_as_twice(self, sources: Iterable[str]) -> bool:
+        """False, once it is noted of which summed tensors these ops are sources, too."""
+        names = {*sources}
+        self.twice |= {other for other, those in self.sources.items() if not names.isdisjoint(map(node_of, those))}
+        return False
 
     def _learns(self, tensor: str) -> bool:
         """Whether a tensor depends on a variable that is trained."""

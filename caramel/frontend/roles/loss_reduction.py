@@ -160,7 +160,8 @@ def reduce_program(
     if given is not None:
         if reasons.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
-        return Reduction(given, "given by loss_reduction="), reductions
+        losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
+        return Reduction(given, _given_reason(given, reductions, losses)), reductions
     if not reasons:
         raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
     if len(reasons) != 1:
@@ -170,6 +171,14 @@ def reduce_program(
         )
     ((kind, reason),) = reasons.items()
     return Reduction(kind, reason), reductions
+
+
+def _given_reason(given: str, reductions: Reductions, losses: Sequence[str]) -> str:
+    """What the caller said, and what follows where that is not what the program says by itself."""
+    others = [reason for kind, reason in map(reductions.reduction_of, losses) if kind != given]
+    if not others:
+        return "given by loss_reduction="
+    return f"given by loss_reduction=, so that each worker's gradients are those of its own part, though {others[0]}"
 
 
 def reductions_of(

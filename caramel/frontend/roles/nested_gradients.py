@@ -133,15 +133,14 @@ class _Sorting:
 
     def _comes_to_something(self, reader: str) -> bool:
         """Whether a node's value goes into a write, a target or an output; control inputs do not count."""
-        returned = {node_of(t) for t in (self._raw.loss, *(t for _, t in self._raw.outputs)) if t is not None}
-        returned.update(self._raw.targets)
+        returned = {*self._raw.targets, *map(node_of, self._raw.results)}
         seen, waiting = {reader}, [reader]
         while waiting:
             name = waiting.pop()
             if name in returned or self._library.written(self._graph[name]):
                 return True
-            for consumer, position in self._graph.consumers[name]:
-                if not self._graph[consumer].input[position].startswith("^") and consumer not in seen:
+            for consumer in self._graph.data_readers(name):
+                if consumer not in seen:
                     seen.add(consumer)
                     waiting.append(consumer)
         return False

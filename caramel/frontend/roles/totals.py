@@ -52,8 +52,8 @@ def _behind(step: Graph, handle: str) -> set[str]:
     """The nodes to which a variable's value goes; on a worker it is not that of one device."""
     seen, waiting = {handle}, [handle]
     while waiting:
-        for reader, position in step.consumers[waiting.pop()]:
-            if reader not in seen and not step[reader].input[position].startswith("^"):
+        for reader in step.data_readers(waiting.pop()):
+            if reader not in seen:
                 seen.add(reader)
                 waiting.append(reader)
     return seen
