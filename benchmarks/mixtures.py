@@ -7,6 +7,7 @@ emulated accelerators: computation takes time, but no processor. Contenders take
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -145,7 +146,7 @@ def table(record: Mapping[str, Any]) -> str:
                 line.append("-")
                 continue
             ratio, low, high = ratio_bounds(times_s[name], times_s[OWNERS], 0.5)
-            median = f"{sorted(times_s[name])[len(times_s[name]) // 2] * 1e3:.0f}"
+            median = f"{statistics.median(times_s[name]) * 1e3:.0f}"
             line.append(median if name == OWNERS else f"{median}: {ratio:.3f} ({low:.3f} to {high:.3f})")
         lines.append(line)
     heads = [f"rows at {OWNERS} [ms]", *(f"rows at {name} [ms]: over that" for name in names if name != OWNERS)]
@@ -156,7 +157,7 @@ def table(record: Mapping[str, Any]) -> str:
 @click.option("--workers", type=click.IntRange(min=2), default=4, show_default=True)
 @click.option("--rho", "rhos", type=float, multiple=True, default=(0.5, 1.0, 2.0), show_default=True)
 @click.option("--servers", type=click.IntRange(min=1), multiple=True, default=(2, 4), show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=11, show_default=True, help="Turns of each.")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
 @click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Timed steps of a turn.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="File to write all measurements to.")
 @errors_for_click

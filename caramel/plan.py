@@ -22,7 +22,7 @@ from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.text_files import write_text
 from caramel.util.units import format_ms
 
-FORMAT = JsonFormat("plan", 6, PlanError, "caramel plan", "make the plan anew")
+FORMAT = JsonFormat("plan", 7, PlanError, "caramel plan", "make the plan anew")
 
 
 OWNERS = "owners"

@@ -24,11 +24,13 @@ SHARDED = ("all", "auto", "none")
 """Values of ``shard_updates`` and ``shard_embeddings``; true is the first, false the last."""
 
 DEFAULT_OUTER_LEARNING_RATE = 0.7
-DEFAULT_OUTER_MOMENTUM = 0.9
 """Of the exchange after local steps (DiLoCo, section 3.1)."""
 
+DEFAULT_OUTER_MOMENTUM = 0.9
+"""The same."""
+
 DEFAULT_PULLS_IN_FLIGHT = 2
-"""While one parameter is sent, the message that the next one may be sent is on its way."""
+"""While one parameter is sent, the message that the next one may be sent is on its way (our choice)."""
 
 
 @dataclass(frozen=True)

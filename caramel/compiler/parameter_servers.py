@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caramel.analyzers.servers.ordered_step import ServedProblem
-from caramel.analyzers.servers.placement import variable_groups
+from caramel.analyzers.servers.placement import LARGEST_SHARE, VariableGroup, variable_groups
 from caramel.analyzers.servers.split import split_step
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
@@ -102,7 +102,25 @@ def server_plan(
             f"no parameter is left for {listed([f'server {each}' for each in idle], 3)}: some of {count} "
             "variables are kept together"
         )
+    notes += _notes_of_tables(model, groups, len(there))
     held = len(split_step(model).holders)
     if held:
         notes.append(f"{held} ops of each worker take a variable by its handle, and get a copy of it in every step")
     return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes))), problem
+
+
+def _notes_of_tables(model: Model, groups: Sequence[VariableGroup], servers: int) -> list[str]:
+    """Notes on variables of which workers get rows, and on why large ones are whole where others are not."""
+    split = split_step(model)
+    looked_up = dict.fromkeys(split.variables[lookup.handle].plan_name for lookup in split.lookups)
+    notes = []
+    if looked_up:
+        notes.append(
+            f"of {listed(list(looked_up))} workers look rows up where these are, and push the gradients of these rows; "
+            "how many bytes that is depends on the examples"
+        )
+    large_bytes = LARGEST_SHARE * sum(group.read_bytes for group in groups) / servers
+    for group in groups:
+        if servers > 1 and group.whole_reason and group.follows_gradients and group.read_bytes > large_bytes:
+            notes.append(f"{group.variables[0].plan_name!r} is whole on one server: {group.whole_reason}")
+    return notes

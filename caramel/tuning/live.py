@@ -34,8 +34,11 @@ _ROUNDS = 5
 _LEAST_GAIN = 0.01
 """Part of a step that the best trial has to save in these rounds; less is noise (our choice)."""
 
-_DECIDED = ("analyzers", "policy", "serialization", "batching", "scheduling", "postponed", "plan", "sync_every")
-"""Options that say how gradients travel."""
+_DECIDED = (
+    *("analyzers", "policy", "serialization", "batching", "scheduling", "postponed", "plan", "sync_every"),
+    *("ordering", "pulls_in_flight"),
+)
+"""Options that say how gradients and parameters travel."""
 
 _MOST_PROPOSALS = 3
 """Number of proposals for each trial: some give plans that were tried already."""
@@ -224,9 +227,10 @@ def tune(
 def _refuse_decisions(options: Mapping[str, Any]) -> None:
     """Refuse options about what trials decide."""
     default = {each.name: each.default for each in fields(CompileOptions)}
-    given = [f"{name}=" for name in _DECIDED if name in options and options[name] != default[name]]
+    given = [name for name in _DECIDED if name in options and (options[name] or None) != (default[name] or None)]
     if given:
-        raise InputError(f"leave out {listed(given)}: trials decide how gradients travel, beginning with the default")
+        names = listed([f"{name}=" for name in given])
+        raise InputError(f"leave out {names}: trials decide what travels how, beginning with the default")
 
 
 class _Search:

@@ -188,6 +188,7 @@ _NOT_OPTIONS = [
     ({"policy": "paper", "batching": False}, "leave out policy=, batching=: trials decide"),
     ({"plan": "plan.json"}, "leave out plan="),
     ({"sync_every": 5}, "leave out sync_every="),
+    ({"servers": 1, "ordering": "tic", "pulls_in_flight": 3}, "leave out ordering=, pulls_in_flight="),
     ({"trace": None}, "give trace= and network="),
     ({"network": None}, "give trace= and network="),
     ({"batches": 5}, "batches is a list of batches, or a function that gives so many, got 5"),
