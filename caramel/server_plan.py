@@ -77,10 +77,15 @@ class Home:
         return tuple(part.rows for part in self.parts if part.rows is not None)
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of rows or elements of each variable on each server, where it is divided; else empty."""
+        return self.rows or self.sizes
+
+    @property
     def shares(self) -> str:
         """The same in words."""
-        numbers, what = (self.rows, "rows") if self.rows else (self.sizes, "elements")
-        return ", ".join(f"{number} {what} on server {server}" for server, number in zip(self.servers, numbers))
+        what = "rows" if self.rows else "elements"
+        return ", ".join(f"{number} {what} on server {server}" for server, number in zip(self.servers, self.counts))
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def lower_lookup(
         [
             emitter.add(
                 owner,
-                f"gather_{place}_{rank}",
+                gather_of(place, rank),
                 "ResourceGather",
                 [handles[place], wanted[rank][place]],
                 dtype=dtype_attribute(dtype),
@@ -106,6 +106,16 @@ def lower_lookup(
         inputs = [stitched, places[rank], emitter.integers(rank, 0)]
         rows.append(emitter.add(rank, f"rows_{rank}", "GatherV2", inputs, **attributes))
     return LoweredLookup(tuple(emitter.out.nodes), tuple(rows), tuple(map(tuple, gathers)))
+
+
+def gather_of(place: int, rank: int) -> str:
+    """Last part of the name of the op that looks up rows for a rank; `caramel.runtime.row_errors` reads it, too.
+
+    Args:
+        place: place of the owner among the owners.
+        rank: the rank that asks.
+    """
+    return f"gather_{place}_{rank}"
 
 
 def lower_slices_to_owners(

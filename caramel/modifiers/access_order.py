@@ -12,7 +12,7 @@ from caramel.modifiers.emission import replica_name, server_name
 from caramel.modifiers.served import Served
 
 StandIns = Mapping[tuple[str, str], list[tuple[int, NodeDef]]]
-"""By handle and name of a worker's node: the servers, and what stands there for the node."""
+"""By handle and name of the Model's node that takes it: the servers, and what stands there for the node."""
 
 
 def order_accesses(step: Served, copies: Mapping[str, NodeDef], stand_ins: StandIns) -> None:

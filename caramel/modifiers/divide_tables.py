@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from caramel.analyzers.step.row_updates import RowUpdate
 from caramel.collectives.dealt_rows import rows_of_owners
 from caramel.collectives.rows import lower_lookup
 from caramel.graph.graph import NodeDef, control_texts, copied
-from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
+from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
+from caramel.modifiers.table_nodes import handed_on, row_count, stated_shape
 from caramel.modifiers.update_shards import divided_tables
 from caramel.modifiers.weigh import replica_tensor
 
@@ -88,30 +87,22 @@ class _Table:
                 for writer in self._update.writers:
                     changed = self._change(replica_name(rank, writer))
                     changed.input.extend(f"^{gather}" for gather in lowered.gathers[rank])
-                self._replace(rank, replica_name(rank, lookup.node), lowered.rows[rank])
+                self._replace(replica_name(rank, lookup.node), lowered.rows[rank])
 
-    def _replace(self, rank: int, name: str, rows: str) -> None:
+    def _replace(self, name: str, rows: str) -> None:
         """Let a node hand on rows in place of looking them up."""
-        original = self._emission.graph[name]
-        kind, inputs = dtype_attribute(self._parameter.dtype), [rows, *control_texts(original)]
-        self._changed[name] = node(name, "Identity", inputs, self._emission.plan.devices[rank], T=kind)
+        self._changed[name] = handed_on(self._emission.graph[name], rows, self._parameter.dtype)
 
     def _state_shape(self, rank: int, name: str) -> None:
         """Let a node state the shape of the whole table."""
-        original = self._emission.graph[name]
-        dtype = "int64" if original.attr["out_type"].type == _INT64 else "int32"
-        device = self._emission.plan.devices[rank]
-        stated = constant(name, np.array(self._parameter.shape), dtype, device)
-        stated.input.extend(control_texts(original))
-        self._changed[name] = stated
+        original, device = self._emission.graph[name], self._emission.plan.devices[rank]
+        self._changed[name] = stated_shape(original, name, self._parameter.shape, device, control_texts(original))
 
     def _count(self, rank: int, name: str, position: int) -> str:
         """A constant with the number of a worker's rows."""
-        original = self._emission.model.graph[name]
-        dtype = "int64" if original.attr["Tnumsegments"].type == _INT64 else "int32"
         own = own_name(rank, f"table_{self._number}/rows_of_{len(self.added)}_{position}")
-        device = self._emission.plan.devices[rank]
-        self.added.append((constant(own, self._rows[rank], dtype, device), Role(Purpose.REPLICA, rank)))
+        count = row_count(self._emission.model.graph[name], own, self._rows[rank], self._emission.plan.devices[rank])
+        self.added.append((count, Role(Purpose.REPLICA, rank)))
         return own
 
     def _change(self, name: str) -> NodeDef:
@@ -120,7 +111,3 @@ class _Table:
             self._changed[name] = copied(self._emission.graph[name])
             self._changed[name].attr.pop(SHAPES_ATTRIBUTE, None)
         return self._changed[name]
-
-
-_INT64 = 9
-"""Number of the type in a GraphDef (types.proto of TensorFlow)."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
 from caramel.graph.graph import (
@@ -25,7 +23,7 @@ from caramel.graph.graph import (
     parse_input,
     tensor_name,
 )
-from caramel.graph.nodes import colocate, colocated, constant, dtypes_attribute, group, node, shape_attribute
+from caramel.graph.nodes import colocate, colocated, dtypes_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.access_order import order_accesses
 from caramel.modifiers.emission import Emission, own_name, replica_name, server_name
@@ -33,6 +31,7 @@ from caramel.modifiers.served import Served
 from caramel.modifiers.server_handles import Handles
 from caramel.modifiers.server_pulls import Pulls
 from caramel.modifiers.server_pushes import Pushes
+from caramel.modifiers.table_nodes import row_count, stated_shape
 from caramel.modifiers.weigh import replica_tensor
 
 
@@ -104,7 +103,7 @@ class _Serving:
             self._read_nothing(server, name)
             return
         inputs = [self._input(server, name, text) for text in data_texts(original)]
-        if (name in self._counts) and server in self._counts[name][1]:
+        if name in self._counts:
             position, rows = self._counts[name]
             inputs[position] = self._count(server, name, position, rows[server])
         copy = copied(original, [*inputs, *self._step.server_controls(server, name)])
@@ -120,7 +119,7 @@ class _Serving:
         self._step.add(copy, self._step.workers + server)
 
     def _divide(self, server: int, name: str, copy: NodeDef) -> None:
-        """Give a handle the shape of the server's elements, if it has not all."""
+        """Give a handle the shape of the server's elements or rows, if it has not all."""
         whose = self._step.split.variables.get(name)
         home = None if whose is None else self._step.home(whose)
         if whose is None or home is None or not home.is_divided:
@@ -147,10 +146,8 @@ class _Serving:
 
     def _state_shape(self, server: int, name: str) -> None:
         """Let a server state the shape of a whole table."""
-        dtype = ops.dtype_name(self._step.graph[name].attr["out_type"].type)
-        device = self._step.servers.devices[server]
-        stated = constant(server_name(server, name), np.array(self._shapes[name]), dtype, device)
-        stated.input.extend(self._step.server_controls(server, name))
+        device, controls = self._step.servers.devices[server], self._step.server_controls(server, name)
+        stated = stated_shape(self._step.graph[name], server_name(server, name), self._shapes[name], device, controls)
         self._copies[stated.name] = stated
         self._step.add(stated, self._step.workers + server)
 
@@ -161,8 +158,8 @@ class _Serving:
 
     def _count(self, server: int, name: str, position: int, rows: int) -> str:
         """A constant with the number of a server's rows."""
-        dtype = ops.dtype_name(self._step.graph[name].attr["Tnumsegments"].type)
-        made = constant(f"{server_name(server, name)}/rows", rows, dtype, self._step.servers.devices[server])
+        device = self._step.servers.devices[server]
+        made = row_count(self._step.graph[name], f"{server_name(server, name)}/rows", rows, device)
         return self._step.add(made, self._step.workers + server)
 
     def _input(self, server: int, name: str, text: str) -> str:

@@ -87,7 +87,7 @@ class Served:
 
     @cached_property
     def divided(self) -> frozenset[str]:
-        """The nodes that have the elements of a server, where there are other ones on other servers."""
+        """The nodes that have the elements or rows of a server, where there are other ones on other servers."""
         updates = (update.nodes for _, update in divided_updates(self.model, self.servers.homes))
         homes = {name: self.home(variable) for name, variable in self.read_variables.items()}
         reads = (name for name, home in homes.items() if home is not None and home.is_divided)

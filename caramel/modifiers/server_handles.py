@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from caramel.analyzers.servers.split import ServedLookup, split_step
 from caramel.analyzers.step.row_lookups import gathers_rows
-from caramel.collectives.rows import lower_lookup
+from caramel.collectives.rows import gather_of, lower_lookup
 from caramel.graph import ops
-from caramel.graph.graph import NodeDef, control_texts, copied, node_of
+from caramel.graph.graph import NodeDef, copied, node_of
 from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
 from caramel.model import Model, Variable
 from caramel.modifiers.emission import Purpose, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
 from caramel.modifiers.server_pulls import Pulls
+from caramel.modifiers.table_nodes import handed_on
 from caramel.modifiers.weigh import replica_tensor
 from caramel.server_plan import ParameterServers
 
@@ -20,8 +21,9 @@ class Handles:
     """What workers do with handles of variables that are on servers.
 
     Attributes:
-        stand_ins: by handle and name of a worker's node that takes it, nodes of servers that stand for it. They run
-            whether the branch of the worker's node is taken or not. In which order with writes is up to the caller.
+        stand_ins: by handle and name of the node that takes it in the Model, nodes of servers that stand for it where
+            workers look up rows, or get a copy. They run whether the branch of a worker's node is taken or not. In
+            which order with writes is up to the caller.
 
     Args:
         served: the step in the making.
@@ -79,8 +81,7 @@ class Handles:
     def _hand_on(self, rank: int, lookup: ServedLookup, rows: str, dtype: str) -> None:
         """Let a worker's node hand on what was looked up, in place of looking it up."""
         here = self._step.emission.graph[replica_name(rank, lookup.node)]
-        inputs, kind = [rows, *control_texts(here)], dtype_attribute(dtype)
-        self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=kind)
+        self._step.changed[here.name] = handed_on(here, rows, dtype)
 
     def hold(self) -> None:
         """Give each worker a variable with the value that an op takes by its handle."""
@@ -138,7 +139,7 @@ def gather_name(number: int, place: int, rank: int) -> str:
         place: place of the server among those that have rows.
         rank: rank of the worker.
     """
-    return f"{lookup_scope(number)}/gather_{place}_{rank}"
+    return f"{lookup_scope(number)}/{gather_of(place, rank)}"
 
 
 def held_name(server: int, number: int) -> str:

@@ -96,7 +96,7 @@ def served_tables(model: Model, plan: Plan) -> list[tuple[Home, RowUpdate]]:
 
 @dataclass(frozen=True)
 class Division:
-    """How a variable is divided between the workers.
+    """How a variable is divided between ranks: workers, or parameter servers.
 
     Attributes:
         ranks: ranks that have parts. Parameter servers count on from the workers.

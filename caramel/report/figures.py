@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from caramel.report.step_timeline import STALL, Bar, StepTimeline, covered_s
+from caramel.report.step_timeline import STALL, Bar, StepTimeline, busy_s
 
 _Key = TypeVar("_Key")
 
@@ -36,10 +36,10 @@ def figures_of(step: StepTimeline) -> StepFigures:
         step: a step with at least one worker.
     """
     exposed_s = statistics.fmean(
-        step.iteration_s - covered_s((b for b in lanes.computation if b.kind != STALL), step.iteration_s)
+        step.iteration_s - busy_s((b for b in lanes.computation if b.kind != STALL), step.iteration_s)
         for lanes in step.workers
     )
-    communication_s = statistics.fmean(covered_s(lanes.link, step.iteration_s) for lanes in step.workers)
+    communication_s = statistics.fmean(busy_s(lanes.link, step.iteration_s) for lanes in step.workers)
     return StepFigures(step.iteration_s, step.iteration_s - exposed_s, communication_s, exposed_s)
 
 

@@ -12,7 +12,7 @@ from caramel.errors import InputError
 from caramel.measure.step_stats import step_of
 from caramel.measure.timed_steps import Batches, as_batches, timed_steps
 from caramel.report.measured import IN_MEMORY, measured_timeline
-from caramel.report.step_timeline import STALL, Bar, Lanes, StepTimeline, covered_s
+from caramel.report.step_timeline import STALL, Bar, Lanes, StepTimeline, busy_s
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import whole_number
@@ -256,8 +256,8 @@ def profiled_step(timeline: StepTimeline) -> StepProfile:
 def _worker(lanes: Lanes, timeline: StepTimeline, last_s: Mapping[int, float]) -> WorkerProfile:
     step_s = timeline.iteration_s
     busy = [bar for bar in lanes.computation if bar.kind != STALL]
-    compute_s, communication_s = covered_s(busy, step_s), covered_s(lanes.link, step_s)
-    either_s = covered_s([*busy, *lanes.link], step_s)
+    compute_s, communication_s = busy_s(busy, step_s), busy_s(lanes.link, step_s)
+    either_s = busy_s([*busy, *lanes.link], step_s)
     end_s = max((bar.end_s for bar in (*busy, *lanes.link)), default=0.0)
     behind = [
         Bar(STALL, "the end", end_s, step_s),
@@ -267,7 +267,7 @@ def _worker(lanes: Lanes, timeline: StepTimeline, last_s: Mapping[int, float]) -
             if bar.transfer is not None and last_s[bar.transfer] > bar.start_s
         ),
     ]
-    wait_s = covered_s([*busy, *behind], step_s) - compute_s if timeline.has_one_clock else None
+    wait_s = busy_s([*busy, *behind], step_s) - compute_s if timeline.has_one_clock else None
     return WorkerProfile(lanes.rank, compute_s, communication_s, compute_s + communication_s - either_s, wait_s)
 
 

@@ -168,7 +168,7 @@ def gaps(bars: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[fl
         yield until_s, end_s
 
 
-def covered_s(bars: Iterable[Bar], end_s: float) -> float:
+def busy_s(bars: Iterable[Bar], end_s: float) -> float:
     """Seconds of a step in which at least one of some bars is under way.
 
     That is the step less the gaps, so that a step without gaps is covered to the last digit.
@@ -177,7 +177,7 @@ def covered_s(bars: Iterable[Bar], end_s: float) -> float:
         bars: the bars, in any order.
         end_s: seconds of the step.
 
-    >>> covered_s([Bar("compute", "", 2.0, 7.0), Bar("compute", "", 0.0, 1.0)], 6.0)
+    >>> busy_s([Bar("compute", "", 2.0, 7.0), Bar("compute", "", 0.0, 1.0)], 6.0)
     5.0
     """
     in_turn = sorted(bars, key=lambda bar: bar.start_s)

@@ -37,37 +37,43 @@ def run(nodes, wanted, values):
     st.integers(1, 300),
     st.sampled_from([(), (1,), (5,), (3, 2)]),
     st.integers(2, 4),
+    st.sampled_from([None, 1, 2, 3]),
     st.sampled_from(["int32", "int64"]),
     st.lists(st.lists(st.integers(0, 2**31), max_size=12), min_size=4, max_size=4),
 )
-def test_lookups_and_slices(rows, tail, workers, index_dtype, drawn):
-    """Against numpy: what each rank looks up, and what each owner adds to its rows; ranks may ask for nothing."""
+def test_lookups_and_slices(rows, tail, workers, apart, index_dtype, drawn):
+    """Against numpy: what each rank looks up, and what each owner adds to its rows; ranks may ask for nothing.
+
+    Owners are the ranks that ask, or so many others.
+    """
     rng = np.random.default_rng(rows)
     table = rng.normal(size=(rows, *tail)).astype(np.float32)
     indices = [np.array(each, np.int64).astype(index_dtype) % rows for each in drawn[:workers]]
     slices = [rng.normal(size=(len(each), *tail)).astype(np.float32) for each in indices]
-    own = [np.arange(rank, rows, workers) for rank in range(workers)]
-    devices = ["/device:CPU:0"] * workers
+    owners = range(workers) if apart is None else range(workers, workers + apart)
+    own = [np.arange(place, rows, len(owners)) for place in range(len(owners))]
+    devices = ["/device:CPU:0"] * (workers + (apart or 0))
     nodes = [constant(f"indices_{r}", indices[r], index_dtype, devices[r]) for r in range(workers)]
     nodes += [constant(f"slices_{r}", slices[r], "float32", devices[r]) for r in range(workers)]
-    nodes += [variable(f"part_{r}", "float32", (len(own[r]), *tail), devices[r]) for r in range(workers)]
+    nodes += [variable(f"part_{k}", "float32", (len(each), *tail), devices[0]) for k, each in enumerate(own)]
     common = {"devices": devices, "dtype": "float32", "index_dtype": index_dtype}
+    common |= {} if apart is None else {"owners": owners}
     names = [f"indices_{r}" for r in range(workers)]
-    handles = [f"part_{r}" for r in range(workers)]
+    handles = [f"part_{k}" for k in range(len(owners))]
     found = lower_lookup(prefix="lookup", indices=names, handles=handles, **common)
     sent = lower_slices_to_owners(
         prefix="sent", values=[f"slices_{r}" for r in range(workers)], indices=names, mean=False, **common
     )
     nodes += [node for node, _ in (*found.nodes, *sent.nodes)]
-    parts = {f"part_{r}": table[own[r]] for r in range(workers)}
+    parts = {f"part_{k}": table[each] for k, each in enumerate(own)}
     results = run(nodes, [*found.rows, *sent.values, *sent.indices], parts)
     for rank in range(workers):
         np.testing.assert_array_equal(results[rank], table[indices[rank]])
     everything, values = np.concatenate(indices), np.concatenate(slices)
-    for owner in range(workers):
-        mine = everything % workers == owner
-        np.testing.assert_array_equal(results[workers + owner], values[mine])
-        np.testing.assert_array_equal(results[2 * workers + owner], everything[mine] // workers)
+    for place in range(len(owners)):
+        mine = everything % len(owners) == place
+        np.testing.assert_array_equal(results[workers + place], values[mine])
+        np.testing.assert_array_equal(results[workers + len(owners) + place], everything[mine] // len(owners))
 
 
 @pytest.mark.parametrize("index", [-1, 10])

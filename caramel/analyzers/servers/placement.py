@@ -266,9 +266,8 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
         parts = _parts(group, servers)
         if len(parts) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
             homes[number] = Home(names, parts, group.pulled_bytes)
-            numbers = homes[number].rows or homes[number].sizes
-            for part, share in zip(parts, numbers):
-                loads[part.server] += group.read_bytes * share / sum(numbers)
+            for part, count in zip(parts, homes[number].counts):
+                loads[part.server] += group.read_bytes * count / sum(homes[number].counts)
             continue
         least = min(range(servers), key=lambda server: (loads[server], server))
         loads[least] += group.read_bytes

@@ -142,8 +142,8 @@ def _pushes(model: Model, homes: Mapping[str, Home]) -> Iterator[Push]:
         after = tuple(dict.fromkeys(node_of(t) for t in (gradient.tensor, gradient.indices) if t is not None))
         home = homes.get(model.variable_by_name[gradient.parameter].plan_name)
         if home is not None and home.is_divided:
-            for server, elements in zip(home.servers, home.sizes or (0,) * len(home.servers)):
-                yield Push(gradient.name, after, server, elements * gradient.item_bytes)
+            for part in home.parts:  # of rows nothing is known
+                yield Push(gradient.name, after, part.server, (part.elements or 0) * gradient.item_bytes)
         else:
             server = gradient_servers(model, gradient, homes)[0]
             yield Push(gradient.name, after, server, _pushed_bytes(gradient))

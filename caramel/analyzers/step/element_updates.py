@@ -141,9 +141,8 @@ class _Update:
                 self._add(producer)
         if node.op == "ReadVariableOp" and node_of(node.input[0]) == self._parameter.node:
             return  # whoever else reads it gets the value as it was, see `_reads`
-        for reader, position in self._graph.consumers[name]:
-            if not self._graph[reader].input[position].startswith("^"):
-                self._add(reader)
+        for reader in self._graph.data_readers(name):
+            self._add(reader)
 
     def _add_handle(self, name: str, handle: str) -> None:
         variable = self._whole.variable(handle)

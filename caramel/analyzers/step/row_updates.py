@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caramel.analyzers.step.kept import once_per_model
-from caramel.analyzers.step.row_lookups import GATHERS, gathers_rows
+from caramel.analyzers.step.row_lookups import GATHERS, gathers_rows, might_be_at_once
 from caramel.analyzers.step.update_graph import ELEMENT_WISE, ELEMENT_WISE_WRITES, UpdateGraph, update_graph
 from caramel.errors import InputError
 from caramel.graph import ops
@@ -196,6 +196,9 @@ class _Update:
         for name, lookup in self._lookups.items():
             if not own.isdisjoint(self._graph.ancestors([name])):
                 raise InputError(f"op {name!r} ({self._graph[name].op}) looks up rows after their update")
+            read = node_of(self._graph[name].input[0])
+            if read != self._parameter.node and not might_be_at_once(self._whole.model, read, name):
+                raise InputError(f"op {name!r} ({self._graph[name].op}) needs what is written after the table was read")
             if node_of(lookup.indices) in self._nodes:
                 raise InputError(f"op {name!r} ({self._graph[name].op}) needs a part of the update")
 
@@ -219,9 +222,7 @@ class _Update:
                 if self._graph[producer].op == ops.VARIABLE and producer != self._parameter.node:
                     self._add_handle(name, producer)
             is_read = self._is_read(name)
-            for reader, position in self._graph.consumers[name]:
-                if self._graph[reader].input[position].startswith("^"):
-                    continue
+            for reader in self._graph.data_readers(name):
                 if is_read:
                     self._use_value(name, reader)
                 else:
@@ -255,9 +256,8 @@ class _Update:
         elif node.op == "VariableShape":
             self._shapes[name] = None
         elif self._is_read(name):
-            for reader, position in self._graph.consumers[name]:
-                if not self._graph[reader].input[position].startswith("^"):
-                    self._use_value(name, reader)
+            for reader in self._graph.data_readers(name):
+                self._use_value(name, reader)
         else:
             self._add(name)
 
