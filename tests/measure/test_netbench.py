@@ -177,6 +177,24 @@ def test_long_steps_are_timed_less_often(monkeypatch, step_s, rounds):
         assert {len(times) for times in bench.measure(7, prune=False).values()} == {7}
 
 
+def test_a_burst_is_no_rate(monkeypatch):
+    """A link of 8 MB/s that was idle lets 32 KB through at once: a step of 16 KB takes 2 ms, but the first two do not."""
+    now_s, filled_s, left_bytes = 0.0, 0.0, 32e3
+
+    def run(targets):
+        nonlocal now_s, filled_s, left_bytes
+        left_bytes = min(left_bytes + 8e6 * (now_s - filled_s), 32e3) - 16e3
+        filled_s = now_s
+        now_s += max(-left_bytes, 0.0) / 8e6 + 1e-5
+
+    with AllReduceBench(caramel.InProcess(), 2) as bench:
+        monkeypatch.setattr(bench, "_run", run)
+        monkeypatch.setattr("caramel.measure.all_reduce_bench.time.perf_counter", lambda: now_s)
+        for _ in range(3):
+            now_s += 1.0
+            assert bench._timed(["step"]) == pytest.approx(2e-3, rel=0.02)
+
+
 def test_sizes_that_take_too_long_are_left_out():
     sizes = (64, 2**25, 2**26, 2**27)  # 32 MiB take more than some milliseconds on any machine
     settings = Settings(sizes, ("star",), (1,), rounds=1, contention=False, longest_s=1e-3)

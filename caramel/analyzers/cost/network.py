@@ -19,6 +19,10 @@ _SMALLEST_PLANNED_BYTES = 2**16
 """Bytes of the smallest transfer to which the line is fitted: smaller ones do not decide about a plan (our choice)."""
 
 
+_LEAST_CUT_GAIN = 0.1
+"""Fraction that the bytes of smaller transfers must cost less for larger ones to be cut: parts have to be taken out and
+put together again, which no measurement of a network contains (our choice)."""
+
 _ROUNDING = 1e-12
 """Fraction by which a line below others is lowered, as floating-point numbers are rounded."""
 
@@ -223,7 +227,9 @@ class Network:
         return replace(options, wire=None)
 
     def cheapest_bytes(self, total_bytes: float) -> float:
-        """The size of a transfer whose bytes cost least each: larger ones are better sent in several.
+        """The size of a transfer whose bytes cost about least each: larger ones are better sent in several.
+
+        Of all sizes whose bytes cost nearly as little (by `_LEAST_CUT_GAIN`) it is the largest.
 
         Args:
             total_bytes: bytes of all gradients; no transfer is larger.
@@ -231,8 +237,10 @@ class Network:
         network = self.options.network
         if network is None or self.workers == 1 or total_bytes <= 1:
             return max(total_bytes, 1.0)
-        sizes = [size for size in network.breakpoints_bytes(self.workers) if 1 <= size < total_bytes]
-        return min([*sizes, total_bytes], key=lambda size: (self.channel_s(size) / size, size))
+        sizes = [*(size for size in network.breakpoints_bytes(self.workers) if 1 <= size < total_bytes), total_bytes]
+        per_byte_s = {size: self.channel_s(size) / size for size in sizes}
+        most_s = min(per_byte_s.values()) / (1 - _LEAST_CUT_GAIN)
+        return max(size for size, each_s in per_byte_s.items() if each_s <= most_s)
 
     def line(self, total_bytes: float) -> Line:
         """A line through the seconds for which transfers between 64 KiB and all bytes of a step have the channel.

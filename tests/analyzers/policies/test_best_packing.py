@@ -214,3 +214,20 @@ def test_the_choice_is_by_what_transfers_take_from_computation(seed):
     assert predicted_s(chosen) <= 1.005 * min(map(predicted_s, others))
     equal = [other for other in others if predicted_s(other) <= predicted_s(chosen)]
     assert mean_s(chosen) <= 1.001 * min(map(mean_s, equal), default=math.inf)
+
+
+@pytest.mark.parametrize(("part", "are_cut"), [(0.95, False), (0.6, True)])
+def test_transfers_are_cut_where_their_parts_gain_much(part, are_cut):
+    """Cutting costs what is in no measurement: 1,940 parts of 4 KiB, by 5 % faster each, made a step 20 % longer."""
+    per_byte_s = 2e-7
+    times = [(64, 1e-4), (4096, part * per_byte_s * 4096), *((size, per_byte_s * size) for size in (2**15, 2**20))]
+    curve = Curve.fitted(WORKERS, "ring", 1, [Sample(*each) for each in times])
+    network = Network(CollectiveOptions(network=NetworkModel("", (curve,))), WORKERS)
+    compute_s = 4 * 2**20 * per_byte_s
+    sizes, gradients = 2**20, []
+    for n in range(4):
+        gradients.append(
+            Boundary(f"g{n}", "float32", sizes // 4, sizes, compute_s * (1 + n) / 4, compute_s * (3 - n) / 12, 0.0)
+        )
+    chosen = choose_packing(Boundaries(tuple(gradients), compute_s), network, search=False)
+    assert (len(chosen.transfers) > 100) == are_cut
