@@ -23,9 +23,12 @@ from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
+from benchmarks.turns import in_turn
 from caramel.util.progress import progress_over
 
 ALL_REDUCED = "all-reduced gradients"
+NO_EXCHANGE = "local, no exchange"
+"""The computation alone: what it takes differs by some percent from minute to minute, so it has its turns, too."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     ALL_REDUCED: {},
@@ -43,6 +46,7 @@ TIMED = "transformer"
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 _FAST_BYTES_PER_S = 10e9 / 8
 _SETTLING_STEPS = 10
+_NEVER = 2**31
 
 
 def _program(example: str) -> Mapping[str, Any]:
@@ -68,7 +72,7 @@ def _computation_s(workers: int, steps: int) -> tuple[float, int]:
     context = _captured(_program(TIMED))
     with (
         Testbed(workers, _FAST_BYTES_PER_S) as testbed,
-        caramel.ARModel(context, workers, sync_every=2**31).session(cluster(workers, testbed)) as session,
+        caramel.ARModel(context, workers, sync_every=_NEVER).session(cluster(workers, testbed)) as session,
     ):
         session.run(steps=_SETTLING_STEPS, progress=False)
         begin_s = time.perf_counter()
@@ -103,23 +107,34 @@ def times(
         servers = cluster(workers, testbed)
         network = measure_network(servers, [workers], quick_up_to(size_bytes), f"links of {rate * 8e-6:.3g} Mbit/s")
         turns: dict[str, tuple[Any, int]] = {}
-        for count in (0, *every):
-            options: dict[str, Any] = {"sync_every": count} if count else {}
+        exchanges: list[dict[str, Any]] = []
+        contenders = {NO_EXCHANGE: _NEVER, ALL_REDUCED: None, **{f"local, {count} steps": count for count in every}}
+        for name, count in contenders.items():
+            options: dict[str, Any] = {} if count is None else {"sync_every": count}
             model = caramel.ARModel(_captured(_program(TIMED)), workers, network=network, **options)
             session = opened.enter_context(model.session(servers))
-            turns[f"local, {count} steps" if count else ALL_REDUCED] = session, count or _SETTLING_STEPS
+            turns[name] = session, _SETTLING_STEPS if count is None else min(count, max(every))
+            if model.plan.local is not None:
+                exchanges = [
+                    {"algorithm": each.algorithm, "depth": each.depth, "bytes": each.size_bytes}
+                    for each in model.plan.local.exchanges
+                ]
         for session, _ in turns.values():
             session.run(steps=2, progress=False)
             session.flush()
-        done = 0
-        for _ in range(rounds):
-            for name, (session, steps) in turns.items():
-                show(done, name)
-                begin_s = time.perf_counter()
-                session.run(steps=steps, progress=False)
-                found.setdefault(name, []).append((time.perf_counter() - begin_s) / steps)
-                done += 1
-    return {"workers": workers, "rho": rho, "compute_s": compute_s, "rate_bytes_per_s": rate, "times_s": found}
+        for name in in_turn([*turns], rounds, show):
+            session, steps = turns[name]
+            begin_s = time.perf_counter()
+            session.run(steps=steps, progress=False)
+            found.setdefault(name, []).append((time.perf_counter() - begin_s) / steps)
+    return {
+        "workers": workers,
+        "rho": rho,
+        "compute_s": compute_s,
+        "rate_bytes_per_s": rate,
+        "exchanges": exchanges,
+        "times_s": found,
+    }
 
 
 def losses(example: str, workers: int, every: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -149,19 +164,19 @@ def losses(example: str, workers: int, every: int, steps: Sequence[int]) -> Iter
 
 
 def times_table(record: Mapping[str, Any]) -> str:
-    """Medians in ms, and computation over each.
+    """Medians in ms, and the median of the computation alone over each in the same round.
 
     Args:
         record: what `main` has written.
     """
-    found = record["times"]
+    found = record["times"]["times_s"]
     lines = [
         [
             name,
-            f"{statistics.median(each) * 1e3:.0f}",
-            f"{found['compute_s'] / statistics.median(each):.1%}",
+            f"{statistics.median(each) * 1e3:.1f}",
+            f"{statistics.median(alone / other for alone, other in zip(found[NO_EXCHANGE], each)):.1%}",
         ]
-        for name, each in found["times_s"].items()
+        for name, each in found.items()
     ]
     return markdown_table(["training", "a step [ms]", "utilisation"], lines)
 
@@ -192,7 +207,7 @@ def losses_table(record: Mapping[str, Any]) -> str:
 @click.option("--every", type=int, multiple=True, default=(100, 500), show_default=True, help="Steps to an exchange.")
 @click.option("--no-times", is_flag=True, help="Keep the times that the record has.")
 @click.option("--no-losses", is_flag=True, help="Keep the losses that the record has.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--loss-every", type=int, default=20, show_default=True, help="Steps to an exchange, for losses.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="File to write all measurements to.")
 @errors_for_click
@@ -211,7 +226,7 @@ def main(
     if (no_times or no_losses) and path is not None:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     if not no_times:
-        with progress_over(rounds * (1 + len(every))) as show:
+        with progress_over(rounds * (2 + len(every))) as show:
             record["times"] = times(workers, rho, every, rounds, show)
     if not no_losses:
         rows: list[dict[str, Any]] = []

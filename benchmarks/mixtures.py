@@ -10,19 +10,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import click
 
-from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.pull_orders import ratio_bounds
-from benchmarks.schedulers import SETTLING_STEPS, compare_losses, turn_s
-from benchmarks.testbed import Testbed
-from benchmarks.testbed.cores import SharedCores
-from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
+from benchmarks.turns import SETTLING_STEPS, compare_losses, first_hosts, in_turn, open_hosts, turn_s
 from caramel.util.progress import progress_over
 
 OWNERS = "the workers"
@@ -95,30 +90,24 @@ def measure(
     import caramel
     from benchmarks.training.accelerated import Accelerated
     from benchmarks.training.ours import captured
-    from caramel.runtime.host.run_options import RunOptions
 
     rate = 2 * rows_bytes(workers) / (rho * COMPUTATION_S)
     context = captured(_workload())
     names = {OWNERS: 0, **{f"{count} servers": count for count in servers}}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + max(servers), rate / PAYLOAD, LONG_BURST_BYTES))
-        opened.enter_context(SharedCores(testbed))
-        options = RunOptions(intra_op_threads=1, inter_op_threads=4)
+        of_all = open_hosts(opened, workers + max(servers), rate)
         sessions: dict[str, Any] = {}
         losses: dict[str, list[float]] = {}
         for name, count in names.items():
             show(0, f"{name}: first steps")
-            hosts = Accelerated(replace(cluster(workers + count, testbed), options=options))
+            hosts = Accelerated(first_hosts(of_all, workers + count))
             at = {"servers": count} if count else {"shard_embeddings": True}
             sessions[name] = opened.enter_context(caramel.ARModel(context, workers, **at).session(hosts))
             losses[name] = [result.loss for result in sessions[name].run(steps=SETTLING_STEPS, progress=False)]
             compare_losses(name, losses[name], OWNERS, losses[OWNERS])
         times_s: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(rounds):
-            for position in range(len(names)):
-                name = list(names)[(number + position) % len(names)]
-                show(number * len(names) + position, name)
-                times_s[name].append(turn_s(sessions[name], steps))
+        for name in in_turn([*names], rounds, show):
+            times_s[name].append(turn_s(sessions[name], steps))
     return {
         "workers": workers,
         "rho": rho,

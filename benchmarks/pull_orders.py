@@ -9,17 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import click
 import numpy as np
 
-from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.testbed import Testbed
-from benchmarks.testbed.cores import SharedCores
-from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
+from benchmarks.turns import first_hosts, in_turn, open_hosts
 from caramel.util.progress import progress_over
 
 NO_ORDER = "none"
@@ -63,22 +59,17 @@ def measure(
     import caramel
     from benchmarks.training.accelerated import Accelerated
     from benchmarks.training.profiles import COMPUTATION_S, TOTAL_BYTES
-    from caramel.runtime.host.run_options import RunOptions
 
     rate = 2 * workers / servers * TOTAL_BYTES / (rho * COMPUTATION_S)
     context = _program(profile)
     found: dict[str, list[float]] = {name: [] for name in orderings}
     predicted: dict[str, float] = {}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + servers, rate / PAYLOAD, LONG_BURST_BYTES))
-        opened.enter_context(SharedCores(testbed))
-        options = RunOptions(intra_op_threads=1, inter_op_threads=4)
-        processes = replace(cluster(workers + servers, testbed), options=options)
+        processes = open_hosts(opened, workers + servers, rate)
         hosts = opened.enter_context(Accelerated(processes).shared())
         network = caramel.NetworkModel.from_link_rate(rate)
-        assert processes.hosts is not None
-        alone = replace(processes, hosts=processes.hosts[:workers])
-        trace = caramel.trace(context, workers=workers, cluster=Accelerated(alone))
+        alone = Accelerated(first_hosts(processes, workers))
+        trace = caramel.trace(context, workers=workers, cluster=alone)
         sessions: dict[str, Any] = {}
         for name in orderings:
             model = caramel.PSModel(context, workers, servers, ordering=name, trace=trace, network=network)
@@ -86,13 +77,10 @@ def measure(
             predicted[name] = model.plan.servers.prediction.step_s
             sessions[name] = opened.enter_context(model.session(hosts))
             sessions[name].run(steps=_SETTLING_STEPS, progress=False)
-        for number in range(steps):
-            for position in range(len(orderings)):
-                name = orderings[(number + position) % len(orderings)]
-                show(number * len(orderings) + position, name)
-                begin_s = time.perf_counter()
-                sessions[name].run(steps=1, progress=False)
-                found[name].append(time.perf_counter() - begin_s)
+        for name in in_turn(orderings, steps, show):
+            begin_s = time.perf_counter()
+            sessions[name].run(steps=1, progress=False)
+            found[name].append(time.perf_counter() - begin_s)
     return {
         "network": profile,
         "workers": workers,

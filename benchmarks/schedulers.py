@@ -11,21 +11,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.testbed import Testbed
-from benchmarks.testbed.cores import SharedCores
-from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
-from caramel.errors import InvariantError
+from benchmarks.turns import SETTLING_STEPS, compare_losses, first_hosts, in_turn, open_hosts, turn_s
 from caramel.util.progress import progress_over
 
 OURS = "Caramel, optimal"
@@ -54,10 +49,6 @@ SERVED: Mapping[str, str] = {
 NEAR = 0.1
 """Part of a step by which a prediction may be off."""
 
-SETTLING_STEPS = 3
-"""Of a contender that was just made."""
-
-_LOSS_TOLERANCE = 1e-3
 """Relative."""
 
 
@@ -123,19 +114,14 @@ def measure(
     from benchmarks.training.ours import captured
     from benchmarks.training.profiles import COMPUTATION_S, EMULATED, TOTAL_BYTES
     from caramel.measure.netbench import measure_network
-    from caramel.runtime.host.run_options import RunOptions
 
     workers = servers = cell.workers
     rate = 2 * (workers - 1) / workers * TOTAL_BYTES / (cell.rho * COMPUTATION_S)
     context = captured(EMULATED[cell.network])
     made: dict[str, tuple[Any, dict[str, Any]]] = {}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + servers, rate / PAYLOAD, LONG_BURST_BYTES))
-        opened.enter_context(SharedCores(testbed))
-        options = RunOptions(intra_op_threads=1, inter_op_threads=4)
-        of_all = replace(cluster(workers + servers, testbed), options=options)
-        assert of_all.hosts is not None
-        of_workers = Accelerated(replace(of_all, hosts=of_all.hosts[:workers]))
+        of_all = open_hosts(opened, workers + servers, rate)
+        of_workers = Accelerated(first_hosts(of_all, workers))
         if rate not in networks:
             show(0, "the network")
             where = f"links of {rate * 8 / 1e6:.4g} Mbit/s"
@@ -151,12 +137,9 @@ def measure(
             losses = [result.loss for result in session.run(steps=SETTLING_STEPS, progress=False)]
             made[name] = session, {**facts, "losses": losses, "times_s": []}
             compare_losses(name, losses, contenders[0], made[contenders[0]][1]["losses"])
-        for number in range(rounds):
-            for position in range(len(contenders)):
-                name = contenders[(number + position) % len(contenders)]
-                show(number * len(contenders) + position, name)
-                session, found = made[name]
-                found["times_s"].append(turn_s(session, steps))
+        for name in in_turn(contenders, rounds, show):
+            session, found = made[name]
+            found["times_s"].append(turn_s(session, steps))
     found = {name: facts for name, (_, facts) in made.items()}
     return {
         "network": cell.network,
@@ -184,35 +167,6 @@ def _planned(
     predicted = model.plan.prediction
     predicted_s = None if predicted is None else predicted.timeline.iteration_s
     return model, hosts, {"predicted_s": predicted_s, "transfers": len(model.plan.transfers)}
-
-
-def compare_losses(name: str, losses: Sequence[float], other: str, others: Sequence[float]) -> None:
-    """Check that two contenders train alike.
-
-    Args:
-        name: name of one.
-        losses: losses of its first steps.
-        other: name of the other.
-        others: losses of the other's.
-
-    Raises:
-        InvariantError: they do not.
-    """
-    for step, (one, two) in enumerate(zip(losses, others), start=1):
-        if not math.isclose(one, two, rel_tol=_LOSS_TOLERANCE):
-            raise InvariantError(f"in step {step} the loss of {name} is {one:.6g}, and that of {other} is {two:.6g}")
-
-
-def turn_s(session: Any, steps: int) -> float:
-    """Seconds of a step: the mean of those after the first one, so that nothing that one leaves to the next is lost.
-
-    Args:
-        session: session that trains.
-        steps: number of steps after the first one.
-    """
-    ends: list[float] = []
-    session.run(steps=steps + 1, progress=False, on_step=lambda _: ends.append(time.perf_counter()))
-    return (ends[-1] - ends[0]) / steps
 
 
 # -- tables --------------------------------------------------------------------------------------

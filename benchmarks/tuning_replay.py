@@ -10,17 +10,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import click
 import numpy as np
 
-from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.testbed import Testbed
-from benchmarks.testbed.cores import SharedCores
-from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
+from benchmarks.turns import open_hosts
 from caramel.tuning.bayesian import BayesianSearch
 from caramel.util.progress import progress_over
 from caramel.util.units import format_size
@@ -57,17 +53,13 @@ def measure(profile: str, workers: int, rho: float, steps: int, show: Callable[[
     from benchmarks.training.ours import captured
     from benchmarks.training.profiles import COMPUTATION_S, EMULATED, TOTAL_BYTES
     from caramel.measure.timed_steps import timed_steps
-    from caramel.runtime.host.run_options import RunOptions
 
     rate = 2 * (workers - 1) / workers * TOTAL_BYTES / (rho * COMPUTATION_S)
     context = captured(EMULATED[profile])
     settings = [(size, credit) for size in PARTITIONS_BYTES for credit in CREDITS]
     found: list[dict[str, Any]] = []
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers, rate / PAYLOAD, LONG_BURST_BYTES))
-        opened.enter_context(SharedCores(testbed))
-        options = RunOptions(intra_op_threads=1, inter_op_threads=4)
-        emulated = Accelerated(replace(cluster(workers, testbed), options=options))
+        emulated = Accelerated(open_hosts(opened, workers, rate))
         network = caramel.NetworkModel.from_link_rate(rate)
         trace = caramel.trace(context, workers=workers, cluster=emulated)
         hosts = opened.enter_context(emulated.shared())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caramel.analyzers.servers.placement import place, variable_groups
 from caramel.armodel import ARModel
 from caramel.errors import InputError
 from caramel.frontend.program_file import Program
@@ -133,12 +134,14 @@ def measured_options(
         The options, and the network if it was measured.
 
     Raises:
-        InputError: there is one worker, so no network.
+        InputError: there is one worker, so no network; or there are more servers than variables.
         CaramelError: a measurement fails.
     """
     options = dict(decisions)
     network = None
     model = program.context.for_workers(workers).model_for(workers)
+    if options.get("servers") is not None:
+        place(variable_groups(model), options["servers"])  # refuses too many before anything is measured
     if options.get("network") is None:
         if workers < 2:
             raise InputError("one worker sends nothing, so there is no network to measure: plan for 2 workers or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +38,32 @@ def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             set_up(context)
             return command(*args, **kwargs)
         except CaramelError as error:
-            log_what_is_said(str(error), logging.ERROR)
+            text = _with_options(str(error), context.command)
+            log_what_is_said(text, logging.ERROR)
             if context.obj["debug"]:
                 raise
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(text) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             context.exit(128 + signal.SIGINT)
 
     return with_logs(wrapped)
+
+
+def _with_options(text: str, command: click.Command) -> str:
+    """An error of the library with the options of the command in place of arguments: ``servers=4`` is ``--servers 4``.
+
+    Args:
+        text: the error. Arguments of calls that it shows stay, and ``workers=``, which files of hosts have, too.
+        command: the command that was given.
+    """
+    options = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name and p.name != "workers"}
+
+    def as_option(found: re.Match[str]) -> str:
+        option, value = options[found[1]], found[2].strip("'")
+        return max(option.opts, key=len) + (f" {value}" if value and not option.is_flag else "")
+
+    return re.sub(rf"(?<![(\w.-])({'|'.join(options)})=('[^']*'|[\w.+-]*)", as_option, text)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:

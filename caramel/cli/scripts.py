@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ProgramCommand(click.Command):
-    """A command that takes a program, with a word about arguments of scripts that it takes for its own."""
+    """A command that takes a program, with a word about options that are those of a script, or of other commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line; see click."""
@@ -32,10 +32,23 @@ class ProgramCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if "--" in given or not any(is_script(argument) for argument in given):
+            hints = []
+            if others := _commands_with(error.option_name, ctx):
+                hints.append(f"It is an option of caramel {', '.join(others)}.")
+            if "--" not in given and any(is_script(argument) for argument in given):
+                hints.append("Arguments of the script come after two dashes: FILE.py -- ARGUMENTS")
+            if not hints:
                 raise
-            hint = "Arguments of the script come after two dashes: FILE.py -- ARGUMENTS"
-            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+            said = error.message if others else error.format_message()  # with options of this command that are near
+            raise click.UsageError(" ".join((said, *hints)), ctx) from error
+
+
+def _commands_with(option: str, context: click.Context) -> list[str]:
+    """The other commands that have an option, and take a program as well."""
+    group = context.find_root().command
+    commands = group.commands.values() if isinstance(group, click.Group) else ()
+    programs = (each for each in commands if isinstance(each, ProgramCommand))
+    return [str(each.name) for each in programs if any(option in p.opts for p in each.params)]
 
 
 def check_program(program: str, arguments: Sequence[str]) -> None:

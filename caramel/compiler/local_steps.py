@@ -60,7 +60,7 @@ def _buckets(parameters: Sequence[Variable]) -> Iterator[list[Variable]]:
 
 def _exchange(bucket: Sequence[Variable], options: CompileOptions) -> Exchange:
     dtype, elements = bucket[0].dtype, sum(v.size for v in bucket)
-    collective = choose_collective(options.collectives, options.workers, dtype, elements)
+    collective = choose_collective(options.collectives, options.workers, dtype, elements, between_steps=True)
     return Exchange(
         parameters=tuple(v.plan_name for v in bucket),
         dtype=dtype,

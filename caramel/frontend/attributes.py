@@ -32,6 +32,9 @@ ENTRY_ATTRIBUTE = "_caramel_entry"
 """Attribute of the Identity through which a gradient enters the gradient function of such an op; its value is the op's
 number."""
 
+FORWARD_ATTRIBUTE = "_caramel_forward"
+"""Attribute of the Identity of such an op's output, for which the gradient that enters waits within a function."""
+
 ASKED_ATTRIBUTE = "_caramel_all_reduce"
 """Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
 
@@ -63,6 +66,7 @@ _CAPTURE_ATTRIBUTES = (
     SCOPE_ATTRIBUTE,
     TOTAL_ATTRIBUTE,
     ENTRY_ATTRIBUTE,
+    FORWARD_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     ENTERING_ATTRIBUTE,
     ASKED_ATTRIBUTE,

@@ -194,7 +194,7 @@ class _PyDatasetBatches:
     def __init__(self, dataset: Any, shuffle: Any) -> None:
         self._dataset = dataset
         self._shuffle = bool(shuffle)
-        self.length = dataset.num_batches
+        self.length = _number_of_batches(dataset)
         if self.length == 0:
             raise InputError(f"the {type(dataset).__name__} is empty: it has no batch to train on")
 
@@ -228,6 +228,22 @@ class _PyDatasetBatches:
     def epoch_ends(self) -> None:
         """Call the dataset's hook."""
         self._dataset.on_epoch_end()
+
+
+def _number_of_batches(dataset: Any) -> int | None:
+    """The number of batches of a PyDataset; None for one without end.
+
+    Raises:
+        InputError: it does not say.
+    """
+    try:
+        number: int | None = dataset.num_batches
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the {type(dataset).__name__} does not say how many batches it has ({in_one_line(error)}): let __len__ "
+            "return their number, or let the property num_batches be None where they have no end"
+        ) from error
+    return number
 
 
 class _GeneratedBatches(_EpochsWithoutHooks):

@@ -44,9 +44,10 @@ often not that of the fastest."""
 _LONG_STEP_S = 0.25
 """Seconds of a step after which all-reduces need not follow each other: what a step costs besides is far less."""
 
-_BURST_S, _SUSTAINED_S = 0.01, 0.02
-"""Seconds for which short steps are run before they count, and least seconds for which they are timed. A link that was
-idle lets a burst through at once, as token buckets do, so after a pause they seem faster than the link."""
+_BURST_S, _SUSTAINED_S, _LONG_AFTER_BURST_S = 0.01, 0.02, 0.1
+"""Seconds for which short steps are run before they count, least seconds for which they are timed, and seconds from
+which on a first step counts. A link that was idle lets a burst through at once, as token buckets do, so after a pause
+they seem faster than the link."""
 
 _ENOUGH_S, _MIN_ROUNDS = 5.0, 2
 """Seconds for which the fastest all-reduce is timed at most, if these are so many rounds: long steps differ little."""
@@ -331,7 +332,8 @@ class AllReduceBench:
         while True:
             self._run(targets)
             ended_s, steps = time.perf_counter(), steps + 1
-            if ended_s - begin_s >= _SUSTAINED_S:
+            is_first = begin_s == started_s
+            if ended_s - begin_s >= (_LONG_AFTER_BURST_S if is_first else _SUSTAINED_S):
                 return (ended_s - begin_s) / steps
             if begin_s - started_s < _BURST_S:
                 begin_s, steps = ended_s, 0

@@ -155,7 +155,9 @@ class Collective:
     occupied_s: float | None = None
 
 
-def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elements: int) -> Collective:
+def choose_collective(
+    options: CollectiveOptions, workers: int, dtype: str, elements: int, *, between_steps: bool = False
+) -> Collective:
     """Decide about one transfer, beside which all workers compute.
 
     Args:
@@ -163,6 +165,7 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         workers: number of workers.
         dtype: element type.
         elements: number of elements.
+        between_steps: whether nobody computes meanwhile, and nothing was sent in the steps before.
 
     Raises:
         InputError: the options do not fit the number of workers or the dtype.
@@ -174,7 +177,9 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     if options.algorithm is not None and options.depth is not None:
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     depth = options.depth_of(workers, size_bytes)
-    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=depth, is_beside=True)
+    choice = options.network.choose(
+        size_bytes, workers, allowed=allowed, depth=depth, is_beside=not between_steps, after_pause=between_steps
+    )
     reason = choice.reason
     if options.depth is None and depth is not None:
         threshold = format_size(options.threshold_bytes(workers))

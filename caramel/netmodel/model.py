@@ -451,6 +451,7 @@ class NetworkModel:
         allowed: Collection[str] | None = None,
         depth: int | None = None,
         is_beside: bool = False,
+        after_pause: bool = False,
     ) -> Choice:
         """The algorithm and depth with the least predicted delay for one transfer; by itself that is its time.
 
@@ -461,6 +462,7 @@ class NetworkModel:
                 no more once a server was restarted, or in two sessions on the same servers.
             depth: the only depth to choose; default: one of those that were measured.
             is_beside: whether all workers compute meanwhile.
+            after_pause: whether nothing was sent for a while before.
 
         Returns:
             The choice by the rules of `best_of`; the order of equally fast ones is that of `ALGORITHMS`.
@@ -474,7 +476,8 @@ class NetworkModel:
             candidates = table.near_best(size_bytes)
         else:
             candidates = self.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=is_beside)
-        return best_of(candidates, size_bytes, is_beside, meet=workers > 2 and self.given is None)
+        meet = (is_beside or after_pause) and workers > 2 and self.given is None
+        return best_of(candidates, size_bytes, is_beside, meet)
 
     def _table(
         self, workers: int, allowed: Collection[str] | None, depth: int | None, is_beside: bool

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from caramel.armodel import ARModel
-from caramel.compiler.options import CompileOptions
+from caramel.compiler.options import OPTION_NAMES, CompileOptions
 from caramel.errors import CaramelError, InputError, in_one_line, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
@@ -21,7 +21,7 @@ from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.tuning.bayesian import BayesianSearch
 from caramel.tuning.limits import Limits, Setting, coordinates, limits_for
 from caramel.tuning.pull_limits import PullLimits, all_pull_limits
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import refuse_unknown, whole_number
 from caramel.util.tables import fitted
 from caramel.util.units import format_ms
 
@@ -181,6 +181,7 @@ def tune(
         >>> tuned.trials[0].limits is None, tuned.plan.workers
         (True, 2)
     """
+    refuse_unknown(tune, options, OPTION_NAMES)
     if whole_number(workers, "workers") < 2:
         raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
     whole_number(trials, "trials")

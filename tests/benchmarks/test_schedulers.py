@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.schedulers import ALL_REDUCES, NO_SCHEDULE, OURS, SERVED, compare_losses, predictions_table, steps_table
+from benchmarks.schedulers import ALL_REDUCES, NO_SCHEDULE, OURS, SERVED, predictions_table, steps_table
+from benchmarks.turns import compare_losses, in_turn
 from caramel.errors import InvariantError
 
 
@@ -95,3 +96,9 @@ def pushing():
 
 def test_what_is_measured_is_measured():
     assert OURS in ALL_REDUCES and set(SERVED.values()) == {"none", "tic", "tac", "best"}
+
+
+def test_each_round_begins_with_another():
+    shown = []
+    turns = list(in_turn(["a", "b", "c"], 2, lambda done, name: shown.append((done, name))))
+    assert turns == ["a", "b", "c", "b", "c", "a"] and shown == [*enumerate(turns)]

@@ -324,3 +324,34 @@ def test_a_named_pipe_to_write_to(call, write, tmp_path, name):
     check(result, "pipe", "no directory" if name == "export" else "no regular file")
     assert (tmp_path / "pipe").is_fifo()
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"pipe", "my_program.py"}
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("plan", ("--servers", 9), ["--servers 9: there are 1 variables"]),
+        (
+            "plan",
+            ("--servers", 1, "--ordering", "tac"),
+            ["--ordering tac goes by the times", "give --network"],
+        ),
+        ("plan", ("--servers", 1, "--sync-every", 2), ["--sync-every goes without --servers"]),
+        ("run", ("--deterministic", "--wire", "bfloat16"), ["--deterministic and --wire exclude each other"]),
+        ("tune", ("--servers", 9, "--cluster", "in-process"), ["--servers 9: there are 1 variables"]),
+    ],
+)
+def test_errors_name_options(call, write, command, options, words):
+    """The library speaks of arguments; who calls a command has options."""
+    check(call(command, f"{write(STEP)}:build", "--workers", 2, *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "words"),
+    [
+        ("tune", "--sync-every", ["--sync-every", "It is an option of caramel run, plan, profile."]),
+        ("tune", "--workerz", ["--workerz", "'--workers'"]),
+        ("trace", "--straggler", ["--straggler", "It is an option of caramel scale."]),
+    ],
+)
+def test_options_of_other_commands(call, write, command, option, words):
+    check(call(command, f"{write(STEP)}:build", "--workers", 2, option, 3), *words, code=2)

@@ -452,3 +452,67 @@ def test_some_functions_of_sums(loss, results):
 @given(TREES, st.lists(TREES, max_size=3))
 def test_many_functions_of_sums(part, loss, results):
     assert_functions_of_sums(loss, results)
+
+
+# -- a function that is called several times -----------------------------------------------------
+
+
+@tf.function
+def weighted(matrix, x, y):
+    return tf.reduce_sum(weights(y) * entropy(matrix, x, y)) / tf.reduce_sum(weights(y))
+
+
+@tf.function
+def within(matrix, x, y):
+    return tf.sqrt(weighted(matrix, x, y)) + weighted(matrix, x[:, ::-1], y) ** 2
+
+
+@tf.function
+def repeated(matrix, x, y):
+    return sum(weighted(matrix, x * tf.cast(n + 1, x.dtype), y) ** 2 for n in range(2)) / weighted(matrix, x, y)
+
+
+CALLED = {
+    "added": lambda p, x, y: weighted(p.first, x, y) ** 2 + 0.5 * weighted(p.second, x, y),
+    "multiplied": lambda p, x, y: weighted(p.first, x, y) * weighted(p.second, x, y),
+    "one of the other": lambda p, x, y: weighted(p.second, x * weighted(p.first, x, y), y),
+    "one without a gradient": lambda p, x, y: weighted(p.first, x, y) * tf.stop_gradient(weighted(p.second, x, y)),
+    "in a function that is called twice": lambda p, x, y: within(p.first, x, y) + within(p.second, x, y) ** 2,
+    "in a function that is called once": lambda p, x, y: repeated(p.first, x, y) + tf.nn.l2_loss(p.second),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("kind", CALLED)
+def test_sums_in_a_function_that_is_called_several_times(kind, workers):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = CALLED[kind](parts, x, y)
+            updated(parts, tape.gradient(loss, [parts.first, parts.second], unconnected_gradients="zero"))
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_sum_as_the_gradient_of_another_call(workers):
+    """What enters a gradient is no sign of the call that it belongs to."""
+
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = weighted(parts.first, x, y)
+            updated(parts, tape.gradient(loss, [parts.first], output_gradients=weighted(parts.second, x, y)))
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
+def updated(parts, gradients):
+    for variable, gradient in zip((parts.first, parts.second), gradients):
+        variable.assign_sub(0.1 * gradient)

@@ -80,6 +80,17 @@ def test_a_layer_without_a_vocabulary_in_the_pipeline():
         caramel.fit(compiled(), data, workers=2, verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [(lambda self: None, "'NoneType' object"), (None, "num_batches"), (lambda self: -1, ">= 0")],
+)
+def test_a_pydataset_that_does_not_say_how_long_it_is(length, said):
+    methods = {"__getitem__": lambda self, number: (X[:8], Y[:8])} | ({} if length is None else {"__len__": length})
+    batches = type("Batches", (keras.utils.PyDataset,), methods)()
+    with pytest.raises(caramel.InputError, match=f"Batches does not say how many batches.*{said}.*let __len__ return"):
+        caramel.fit(compiled(), batches, workers=2, verbose=0)
+
+
 def test_a_generator_that_is_used_up_ends_the_training():
     batches = [(X[n : n + 8], Y[n : n + 8]) for n in (0, 8, 16)]
     epochs = Epochs()

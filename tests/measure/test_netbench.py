@@ -177,22 +177,23 @@ def test_long_steps_are_timed_less_often(monkeypatch, step_s, rounds):
         assert {len(times) for times in bench.measure(7, prune=False).values()} == {7}
 
 
-def test_a_burst_is_no_rate(monkeypatch):
-    """A link of 8 MB/s that was idle lets 32 KB through at once: a step of 16 KB takes 2 ms, but the first two do not."""
-    now_s, filled_s, left_bytes = 0.0, 0.0, 32e3
+@pytest.mark.parametrize("bytes_per_s", [8e6, 8e5])
+def test_a_burst_is_no_rate(monkeypatch, bytes_per_s):
+    """A link that was idle lets 32 KB through at once: steps of 16 or 48 KB take as long as their bytes, the first not."""
+    now_s, filled_s, left_bytes, step_bytes = 0.0, 0.0, 32e3, 16e3 if bytes_per_s > 1e6 else 48e3
 
     def run(targets):
         nonlocal now_s, filled_s, left_bytes
-        left_bytes = min(left_bytes + 8e6 * (now_s - filled_s), 32e3) - 16e3
+        left_bytes = min(left_bytes + bytes_per_s * (now_s - filled_s), 32e3) - step_bytes
         filled_s = now_s
-        now_s += max(-left_bytes, 0.0) / 8e6 + 1e-5
+        now_s += max(-left_bytes, 0.0) / bytes_per_s + 1e-5
 
     with AllReduceBench(caramel.InProcess(), 2) as bench:
         monkeypatch.setattr(bench, "_run", run)
         monkeypatch.setattr("caramel.measure.all_reduce_bench.time.perf_counter", lambda: now_s)
         for _ in range(3):
             now_s += 1.0
-            assert bench._timed(["step"]) == pytest.approx(2e-3, rel=0.02)
+            assert bench._timed(["step"]) == pytest.approx(step_bytes / bytes_per_s, rel=0.02)
 
 
 def test_sizes_that_take_too_long_are_left_out():

@@ -211,3 +211,23 @@ def test_small_numbers_of_workers(workers):
     model = network(workers, **{name: (100, 9 - n) for n, name in enumerate(NAMES)})
     found = choose_collective(CollectiveOptions(deterministic=True, network=model), workers, "float32", 1000)
     assert is_in_rank_order(found.algorithm, workers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ratio", "between", "alone"),
+    [
+        (4, 1.2, "ring", "halving_doubling"),
+        (4, 1.3, "halving_doubling", "halving_doubling"),
+        (2, 1.2, "halving_doubling", "halving_doubling"),
+    ],
+)
+def test_after_a_pause_one_sender_is_preferred(workers, ratio, between, alone):
+    """Connections that were idle begin slowly, and several senders to one worker are then too much for its link."""
+    times_s = {"halving_doubling": 1.0, "ring": ratio}
+    curves = [
+        Curve.fitted(workers, name, 1, [Sample(64, 1e-3), Sample(2**20, time_s)]) for name, time_s in times_s.items()
+    ]
+    network = NetworkModel("", tuple(curves))
+    assert network.choose(2**20, workers).algorithm == alone
+    chosen = choose_collective(CollectiveOptions(network=network), workers, "float32", 2**18, between_steps=True)
+    assert chosen.algorithm == between and chosen.predicted_s == pytest.approx(times_s[between])

@@ -8,7 +8,8 @@ is watched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -16,17 +17,19 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from caramel.frontend.attributes import (
     ASKED_ATTRIBUTE,
     ENTRY_ATTRIBUTE,
+    FORWARD_ATTRIBUTE,
     GATHERED_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     SIZED_ATTRIBUTE,
     TOTAL_ATTRIBUTE,
 )
 from caramel.frontend.captured import Entry
-from caramel.graph.graph import Graph, NodeDef, copied, node_of, tensor_name
+from caramel.graph.graph import Graph, NodeDef, control_texts, copied, node_of, tensor_name
 
 _MARKED_OPS = frozenset(
     {"Sum", "Mean", "L2Loss", "UnsortedSegmentSum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
@@ -160,9 +163,30 @@ def _entered(gradient: Any, forward: Any) -> Any:
         # Slices cannot be scaled in one place: the op is left out.
         forward._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=-1))
         return gradient
-    entry = tf.identity(gradient, name="caramel_entry")
+    with _after_forward(forward):
+        entry = tf.identity(gradient, name="caramel_entry")
     entry.op._set_attr(ENTRY_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
     return entry
+
+
+def _after_forward(forward: Any) -> Any:
+    """The context in which a gradient of an op in a function waits for the op: each call's gradient for its own.
+
+    Within loops and branches, whose gradients would have to keep another value of each turn, nothing waits.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if forward.graph is graph or not (_is_function(forward.graph) and _is_function(graph)):
+        return nullcontext()
+    output = tf.identity(forward.outputs[0], name="caramel_forward")
+    output.op._set_attr(FORWARD_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    return tf.control_dependencies([output])
+
+
+def _is_function(graph: Any) -> bool:
+    """Whether a graph is one of a function, and neither in a loop nor in a branch."""
+    while type(graph) is FuncGraph:
+        graph = graph.outer_graph
+    return not isinstance(graph, FuncGraph)
 
 
 for _kind in ("Identity", *sorted(_MARKED_OPS)):
@@ -176,20 +200,27 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
         graph: nodes of a captured program.
 
     Returns:
-        The graph, and the entries by the name of the op; an op without a gradient has none, and one of which that
-        cannot be told (because its function was called several times) is left out.
+        The graph, and the entries by the name of the op; an op without a gradient has none. Of a function that was
+        called several times, ops of which that cannot be told are left out.
     """
     forward: dict[int, list[str]] = {}
     marks: dict[str, int] = {}
+    waited_for: set[str] = set()
     for node in graph:
+        if FORWARD_ATTRIBUTE in node.attr:
+            waited_for.add(node.name)
         if TOTAL_ATTRIBUTE in node.attr and node.attr[TOTAL_ATTRIBUTE].i > 0:
             forward.setdefault(node.attr[TOTAL_ATTRIBUTE].i, []).append(node.name)
         if ENTRY_ATTRIBUTE in node.attr:
             marks[node.name] = node.attr[ENTRY_ATTRIBUTE].i
-    entries: dict[str, list[Entry]] = {names[0]: [] for names in forward.values() if len(names) == 1}
+    owners = {name: _owner(graph, name, forward.get(number, ())) for name, number in marks.items()}
+    untold = {number for name, number in marks.items() if owners[name] is None}
+    entries: dict[str, list[Entry]] = {
+        n: [] for number, names in forward.items() if number not in untold for n in names
+    }
     kept = {name for name in marks if node_of(graph[name].input[0]) in marks}  # they tell two places apart
     changed: dict[str, NodeDef] = {}
-    for name, number in marks.items():
+    for name in marks:
         source = name if name in kept else graph[name].input[0]
         readers = []
         for reader, position in graph.consumers[name]:
@@ -200,11 +231,34 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
             else:
                 changed[reader].input[position] = source
                 readers.append((reader, position))
-        owner = forward.get(number, ())
-        if len(owner) == 1 and readers:
-            entries[owner[0]].append(Entry(tensor_name(source), tuple(readers)))
+        owner = owners[name]
+        if owner in entries and readers:
+            entries[owner].append(Entry(tensor_name(source), tuple(readers)))
     told = {name: tuple(found) for name, found in entries.items()}
     if not marks:
         return graph, told
-    nodes = [changed.get(n.name, n) for n in graph if n.name not in marks or n.name in kept]
+    for name in kept:
+        changed.setdefault(name, copied(graph[name]))
+        del changed[name].input[1:]
+    removed = (marks.keys() - kept) | waited_for
+    nodes = [changed.get(n.name, n) for n in graph if n.name not in removed]
     return Graph(nodes, graph.library, graph.versions), told
+
+
+def _owner(graph: Graph, entry: str, names: Sequence[str]) -> str | None:
+    """The op that a gradient enters; None if that cannot be told.
+
+    Args:
+        graph: nodes of a captured program.
+        entry: name of the Identity of the gradient.
+        names: names of the ops that have its number: several, if their function was called several times.
+    """
+    if len(names) == 1:
+        return names[0]
+    for text in control_texts(graph[entry]):
+        if FORWARD_ATTRIBUTE in graph[node_of(text)].attr:
+            found = node_of(graph[node_of(text)].input[0])
+            while found not in names and graph[found].op == "Identity":
+                found = node_of(graph[found].input[0])
+            return found if found in names else None
+    return None
