@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from caramel.util.progress import progress_over
 
 ALL_REDUCED = "all-reduced gradients"
 NO_EXCHANGE = "local, no exchange"
-"""The computation alone: what it takes differs by some percent from minute to minute, so it has its turns, too."""
+"""The computation alone, which has its turns, too."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     ALL_REDUCED: {},
@@ -122,11 +123,13 @@ def times(
         for session, _ in turns.values():
             session.run(steps=2, progress=False)
             session.flush()
+        alone: dict[str, list[float]] = {}
         for name in in_turn([*turns], rounds, show):
             session, steps = turns[name]
-            begin_s = time.perf_counter()
-            session.run(steps=steps, progress=False)
-            found.setdefault(name, []).append((time.perf_counter() - begin_s) / steps)
+            times_s = _times_s(session, steps)
+            found.setdefault(name, []).append(statistics.fmean(times_s))
+            if contenders[name] == steps:  # one of them has the exchange
+                alone.setdefault(name, []).append((sum(times_s) - max(times_s)) / (steps - 1))
     return {
         "workers": workers,
         "rho": rho,
@@ -134,7 +137,16 @@ def times(
         "rate_bytes_per_s": rate,
         "exchanges": exchanges,
         "times_s": found,
+        "alone_s": alone,
     }
+
+
+def _times_s(session: Any, steps: int) -> list[float]:
+    """Seconds of each step, with what comes after it."""
+    ends = [time.perf_counter()]
+    session.run(steps=steps, progress=False, on_step=lambda _: ends.append(time.perf_counter()))
+    ends[-1] = time.perf_counter()
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def losses(example: str, workers: int, every: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -164,20 +176,19 @@ def losses(example: str, workers: int, every: int, steps: Sequence[int]) -> Iter
 
 
 def times_table(record: Mapping[str, Any]) -> str:
-    """Medians in ms, and the median of the computation alone over each in the same round.
+    """Medians in ms, and the median of the computation alone over each.
+
+    What computation takes differs by some percent from turn to turn, so where an exchange comes after some steps it is
+    that of the other steps of the turn, else that of the turn without exchanges in the same round.
 
     Args:
         record: what `main` has written.
     """
-    found = record["times"]["times_s"]
-    lines = [
-        [
-            name,
-            f"{statistics.median(each) * 1e3:.1f}",
-            f"{statistics.median(alone / other for alone, other in zip(found[NO_EXCHANGE], each)):.1%}",
-        ]
-        for name, each in found.items()
-    ]
+    found, of_others = record["times"]["times_s"], record["times"]["alone_s"]
+    lines = []
+    for name, each in found.items():
+        ratios = [alone_s / time_s for alone_s, time_s in zip(of_others.get(name, found[NO_EXCHANGE]), each)]
+        lines.append([name, f"{statistics.median(each) * 1e3:.1f}", f"{statistics.median(ratios):.1%}"])
     return markdown_table(["training", "a step [ms]", "utilisation"], lines)
 
 

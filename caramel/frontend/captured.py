@@ -139,6 +139,7 @@ class RawProgram:
             differ is not known yet.
         made: number of ops that the program has made before an op, by the name of the op; empty where it cannot be
             traced once more.
+        single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
         row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
             where the program was traced for a fixed one, by (function, node); "" for the graph itself.
     """
@@ -163,6 +164,7 @@ class RawProgram:
     entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     forward_sums: tuple[ForwardSum, ...] = ()
     made: Mapping[str, int] = field(default_factory=dict)
+    single_examples: str = ""
     row_constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     @cached_property

@@ -117,6 +117,108 @@ def test_python_code_is_refused_all_the_same():
         caramel.ARModel(caramel.capture(step, inputs=SPECS), 1)
 
 
+def clipped(gradients):
+    """The mean of the gradients of all examples, none of which is longer than 1."""
+    length = tf.norm(gradients, axis=1, keepdims=True)
+    return tf.reduce_mean(gradients / tf.maximum(length, 1.0), 0)
+
+
+def losses_of(x, y, w):
+    return (tf.linalg.matvec(x, w) - tf.cast(y, tf.float32)) ** 2
+
+
+def by_jacobian(x, y, w, **options):
+    with tf.GradientTape() as tape:
+        losses = losses_of(x, y, w)
+    return clipped(tape.jacobian(losses, w, **options)), tf.reduce_mean(losses)
+
+
+def of_one(x, y, w):
+    with tf.GradientTape() as tape:
+        loss = losses_of(x[None], y[None], w)[0]
+    return tape.gradient(loss, w), loss
+
+
+def in_a_vectorised_map(x, y, w):
+    gradients, losses = tf.vectorized_map(lambda pair: of_one(*pair, w), (x, y))
+    return clipped(gradients), tf.reduce_mean(losses)
+
+
+def in_a_map(x, y, w):
+    kinds = (tf.float32, tf.float32)
+    gradients, losses = tf.map_fn(lambda pair: of_one(*pair, w), (x, y), fn_output_signature=kinds)
+    return clipped(gradients), tf.reduce_mean(losses)
+
+
+def in_a_branch(x, y, w):
+    def gradient(scale):
+        with tf.GradientTape() as tape:
+            loss = scale * tf.reduce_mean(losses_of(x, y, w))
+        return tape.gradient(loss, w), loss
+
+    return tf.cond(tf.reduce_mean(x) > 0.0, lambda: gradient(1.0), lambda: gradient(0.5))
+
+
+def in_steps_within_a_loop(x, y, w):
+    moved, loss = tf.identity(w), tf.zeros([])
+    for _ in tf.range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(losses_of(x, y, w + 0.1 * moved))
+        moved -= 0.1 * tf.nn.l2_normalize(tape.gradient(loss, w))
+    return w - moved, loss
+
+
+INSIDE = {
+    "jacobian": (by_jacobian, "jacobian.*one for each example"),
+    "jacobian in a loop": (
+        lambda x, y, w: by_jacobian(x, y, w, experimental_use_pfor=False),
+        "jacobian.*one for each example",
+    ),
+    "vectorized_map": (in_a_vectorised_map, "vectorized_map.*one for each example"),
+    "map_fn": (in_a_map, "does more with it than add it to a sum"),
+    "branch": (in_a_branch, "in a branch whose condition differs"),
+    "loop": (in_steps_within_a_loop, "does more with it than add it to a sum"),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_gradients_that_several_workers_cannot_aggregate(kind):
+    """Of single examples, or within a loop or branch."""
+    change, refusal = INSIDE[kind]
+
+    def build():
+        w = tf.Variable([0.5, -0.25, 1.0], name="w")
+
+        def step(x, y):
+            gradient, loss = change(x, y, w)
+            w.assign_sub(0.3 * gradient)
+            return loss
+
+        return step, w
+
+    step, want = build()
+    alone = tf.function(step)
+    losses = [float(alone(*map(tf.constant, batch))) for batch in BATCHES]
+    step, got = build()
+    context = caramel.capture(step, inputs=SPECS)
+    model = caramel.ARModel(context, 1)
+    with model.session() as session:
+        results = session.run(BATCHES)
+        session.write_back()
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose([result.loss for result in results], losses, rtol=1e-6)
+    assert any("with one worker" in note for note in model.plan.notes)
+    with pytest.raises(caramel.UnsupportedError, match=refusal):
+        caramel.ARModel(context, 2)
+
+
+def test_gradients_of_single_examples_without_a_loss():
+    w = tf.Variable([0.5, -0.25, 1.0])
+    context = caramel.capture(lambda x, y: [w.assign_sub(by_jacobian(x, y, w)[0]), None][1], inputs=SPECS)
+    with pytest.raises(caramel.CaptureError, match="pass it as loss="):
+        caramel.ARModel(context, 1)
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_two_losses(workers):
     """Of an actor and a critic; the step returns nothing."""

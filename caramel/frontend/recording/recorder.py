@@ -30,7 +30,7 @@ from tensorflow.python.ops import array_ops, gradients_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import tf_stack
 
-from caramel.errors import CaptureError, UnsupportedError
+from caramel.errors import CaptureError
 from caramel.frontend.attributes import (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
@@ -108,7 +108,9 @@ class Recorder:
         graphs: graph of each differentiated tensor, in program order.
         kept_gradients: gradients that the recorder keeps alive, because their graphs may not live on.
         call: number of the last differentiation.
-        vectorised_depth: number of nested loops that TensorFlow vectorises at this moment.
+        vectorised_depth: number of nested loops that TensorFlow vectorises at this moment, or that go over the elements
+            of what is differentiated.
+        single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
         gathers: inputs of ops that are to have the examples of all workers.
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
             as a number, which is to stand for the latter; else None.
@@ -121,6 +123,7 @@ class Recorder:
     kept_gradients: list[MarkedGradient] = field(default_factory=list)
     call: int = 0
     vectorised_depth: int = 0
+    single_examples: str = ""
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
     made: int = 0
@@ -155,7 +158,8 @@ class Recorder:
         if not any(wanted):
             return gradients
         if self.vectorised_depth:
-            _refuse_single_examples("a gradient inside tf.vectorized_map (or pfor)")
+            self.note_single_examples("a gradient inside tf.vectorized_map (or pfor)")
+            return gradients
         self.call = next(_numbers)
         location = user_location()
         marked = []
@@ -255,6 +259,18 @@ class Recorder:
             return keywords
         return {**keywords, place: np.array([own, *shape[1:]], np.asarray(shape).dtype)}
 
+    def note_single_examples(self, what: str) -> None:
+        """Note gradients of which each example or element has one, which one worker can use like any other values.
+
+        Args:
+            what: what makes them, for the refusal by several workers.
+        """
+        self.single_examples = self.single_examples or (
+            f"{user_location()}: {what} with respect to a variable is one for each example or element, which cannot be "
+            "aggregated over the workers. Differentiate the loss, a mean or sum over the batch, with "
+            "GradientTape.gradient or tf.gradients; what is only looked at belongs into an evaluation"
+        )
+
     def _is_one_row(self, tensor: Any, rank: int) -> bool:
         """Whether a tensor has one entry along the first axis of what it is repeated to, or has no such axis."""
         shape = tf.convert_to_tensor(tensor).shape
@@ -324,14 +340,6 @@ def _differentiated(op: Any, upstream: Any) -> Any:
 def _note_passed(number: int) -> None:
     if number in _gradients_by_number:
         _gradients_by_number[number].differentiated_again = True
-
-
-def _refuse_single_examples(what: str) -> None:
-    raise UnsupportedError(
-        f"{user_location()}: {what} with respect to a variable is one for each example or element, which cannot be "
-        "aggregated over the workers. Differentiate the loss, a mean or sum over the batch, with "
-        "GradientTape.gradient or tf.gradients; what is only looked at belongs into an evaluation"
-    )
 
 
 def _is_tensor(value: Any) -> bool:
@@ -518,12 +526,17 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 
 def _jacobian(name: str) -> Callable[..., Any]:
-    """A method of the tape that refuses variables."""
+    """A method of the tape, whose gradients with respect to variables are noted."""
     original = getattr(tf.GradientTape, name)
 
-    def jacobian(_: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(_is_variable(source) for source in tf.nest.flatten(sources)):
-            _refuse_single_examples(f"GradientTape.{name}")
-        return original(tape, target, sources, *args, **kwargs)
+    def jacobian(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(_is_variable(source) for source in tf.nest.flatten(sources)):
+            return original(tape, target, sources, *args, **kwargs)
+        recorder.note_single_examples(f"GradientTape.{name}")
+        recorder.vectorised_depth += 1
+        try:
+            return original(tape, target, sources, *args, **kwargs)
+        finally:
+            recorder.vectorised_depth -= 1
 
     return jacobian

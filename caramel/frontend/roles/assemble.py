@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from caramel.errors import CaptureError, UnsupportedError, listed
-from caramel.frontend.attributes import without_capture_attributes
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, without_capture_attributes
 from caramel.frontend.batch.domain import Examples
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
@@ -76,7 +76,10 @@ def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
 
 
 def _assembled(raw: RawProgram) -> Model:
-    refuse_in_loops(raw)
+    if raw.trains:
+        if raw.single_examples:
+            raise UnsupportedError(raw.single_examples)
+        refuse_in_loops(raw)
     raw = with_asked_sums(raw)
     sorted_out = _sorted_out(raw)
     loss = _loss(raw, sorted_out.aggregated)
@@ -158,8 +161,10 @@ def assemble_alone(raw: RawProgram) -> Model:
     except CaptureError as error:
         losses = [raw.loss] if raw.loss is not None else [tensor for tensor, _ in raw.differentiated]
         loss = next((tensor for tensor in losses if node_of(tensor) in raw.graph), None)
-        if loss is None or not any(_is_used(raw.graph.pruned(raw.targets), g) for g in raw.gradients):
+        if not _differentiates(raw):
             raise
+        if loss is None:
+            raise CaptureError("the loss cannot be found in the graph: pass it as loss=") from error
         kept = f"with one worker the step is as the program has it; with several it could not be: {error}"
         # What the program asks for over all replicas is what the only one has.
         plain = replace(
@@ -167,6 +172,17 @@ def assemble_alone(raw: RawProgram) -> Model:
         )
         model = assemble(plain)
         return replace(model, reported="mean", combinations=tuple(Combination.SAME for _ in model.outputs))
+
+
+def _differentiates(raw: RawProgram) -> bool:
+    """Whether the step uses gradients of variables: of a loss, of single examples, or within a loop or branch."""
+    step = raw.graph.pruned(raw.targets)
+    inner = (each for node in step for _, each in raw.library.inner_nodes(node))
+    return (
+        bool(raw.single_examples)
+        or any(_is_used(step, g) for g in raw.gradients)
+        or any(GRADIENT_ATTRIBUTE in each.attr for each in inner)
+    )
 
 
 def _roles(
