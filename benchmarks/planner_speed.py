@@ -21,12 +21,14 @@ from benchmarks.output import errors_for_click, markdown_table, write_json
 
 if TYPE_CHECKING:
     from caramel.analyzers.cost.network import Network
-    from caramel.facts import Boundaries
+    from caramel.facts import Boundaries, Schedule
 
 _SIZES = (64, 2**12, 2**15, 2**18, 2**20, 2**22, 2**24)
 _GOALS_S = {"time of a new size": 1e-4, "prediction": 1.0, "planning": 2.0}
 """Seconds that each is to take at most, at the largest number of gradients that is measured."""
 
+_RULES_GOAL_S = 0.1
+"""The same for planning by the rules of a paper."""
 
 _UPDATE_FRACTION = 0.05
 """Seconds of an update over those of its layer's forward computation."""
@@ -90,7 +92,7 @@ def _row(what: str, gradients: int, rounds: int, run: Callable[[], float], evalu
         "gradients": gradients,
         "evaluations": evaluations,
         "seconds": times_s,
-        "goal_s": _GOALS_S[what],
+        "goal_s": _GOALS_S.get(what, _RULES_GOAL_S),
     }
 
 
@@ -100,13 +102,29 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(rounds: int, planned: int, predicted: int) -> list[dict[str, Any]]:
+def rules() -> dict[str, Callable[[Boundaries, Network], Schedule]]:
+    """Plans by the rules of papers, by the name of what is timed."""
+    from caramel.analyzers import bytescheduler, mg_wfbp
+    from caramel.analyzers.policies.batching import paper_batching, single
+    from caramel.analyzers.policies.credit_packing import p3
+    from caramel.analyzers.policies.packing import backward_only, paper_packing
+
+    return {
+        "planning by Caramel's rules": lambda b, n: paper_packing().run(b, paper_batching().run(b, n), n),
+        "planning by MG-WFBP's": lambda b, n: backward_only().run(b, mg_wfbp().run(b, n)),
+        "planning by ByteScheduler's": lambda b, n: bytescheduler().run(b, single().run(b), n),
+        "planning by P3's": lambda b, n: p3().run(b, single().run(b), n),
+    }
+
+
+def measure(rounds: int, planned: int, predicted: int, ruled: int) -> list[dict[str, Any]]:
     """Time all of it.
 
     Args:
         rounds: number of times, each with a network that has predicted nothing yet.
         planned: number of gradients of the step that is planned.
         predicted: number of gradients of the step that is predicted, each in a transfer of its own choice.
+        ruled: number of gradients of the step that is planned by the rules of papers.
     """
     from caramel.analyzers.cost.network import Network
     from caramel.analyzers.optimal.prediction import predict
@@ -127,6 +145,13 @@ def measure(rounds: int, planned: int, predicted: int) -> list[dict[str, Any]]:
         facts = {Trace: trace, Network: network_for(large), Boundaries: large, Schedule: schedule}
         return _timed(lambda: predict(facts))
 
+    of_papers = chain(ruled)
+
+    def by_rules_s(plan: Callable[[Boundaries, Network], Schedule]) -> float:
+        network = network_for(of_papers)
+        network.time_s(1000.0)  # what is the same for all sizes
+        return _timed(lambda: plan(of_papers, network))
+
     searched = re.search(r"(\d+) steps were simulated", choose_packing(step, network_for(step)).reason)
     assert searched is not None  # steps as these are never proved to be the best without a search
     return [
@@ -139,6 +164,7 @@ def measure(rounds: int, planned: int, predicted: int) -> list[dict[str, Any]]:
             lambda: _timed(lambda: choose_packing(step, network_for(step))),
             int(searched[1]),
         ),
+        *(_row(what, ruled, rounds, partial(by_rules_s, plan), None) for what, plan in rules().items()),
     ]
 
 
@@ -159,11 +185,12 @@ def table(record: Any) -> str:
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each is timed.")
 @click.option("--planned", type=click.IntRange(min=1), default=200, show_default=True, help="Gradients to plan.")
 @click.option("--predicted", type=click.IntRange(min=1), default=1000, show_default=True, help="Gradients to predict.")
+@click.option("--ruled", type=click.IntRange(min=1), default=500, show_default=True, help="To plan by papers' rules.")
 @click.option("--json", "file", metavar="FILE.json", help="File to write.")
 @errors_for_click
-def main(rounds: int, planned: int, predicted: int, file: str | None) -> None:
+def main(rounds: int, planned: int, predicted: int, ruled: int, file: str | None) -> None:
     """Time planning and predicting."""
-    record = {"rounds": rounds, "rows": measure(rounds, planned, predicted)}
+    record = {"rounds": rounds, "rows": measure(rounds, planned, predicted, ruled)}
     if file is not None:
         write_json(record, file)
     click.echo(table(record))

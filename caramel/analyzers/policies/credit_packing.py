@@ -18,6 +18,7 @@ from caramel.analyzers.policies.pending_transfers import PendingTransfer, pendin
 from caramel.errors import InputError
 from caramel.facts import Boundaries, Buckets, InFlight, Schedule
 from caramel.util.arguments import byte_count
+from caramel.util.gc_pause import paused_gc
 from caramel.util.intervals import TIME_TOLERANCE
 from caramel.util.units import format_size, format_time
 
@@ -180,6 +181,7 @@ def p3(partition_bytes: float = P3_PARTITION_BYTES) -> Analyzer:
 
 
 def _analyzer(name: str, limits_of: Callable[[Network, Boundaries], CreditLimits]) -> Analyzer:
+    @paused_gc()  # of thousands of pieces, which all stay
     def run(boundaries: Boundaries, buckets: Buckets, network: Network) -> Schedule:
         network.must_be_known("scheduling by credit")
         limits = limits_of(network, boundaries)
