@@ -58,6 +58,8 @@ def _with_options(text: str, command: click.Command) -> str:
         command: the command that was given.
     """
     options = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name and p.name != "workers"}
+    if not options:
+        return text
 
     def as_option(found: re.Match[str]) -> str:
         option, value = options[found[1]], found[2].strip("'")
