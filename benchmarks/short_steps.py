@@ -6,12 +6,14 @@ after the other, round by round, so that what disturbs the machine disturbs all 
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -159,24 +161,29 @@ def measure(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The medians of all rounds, and of ratios in the same round.
+    """The medians of all rounds, and of ratios in the same round; "-" for contenders that did not take part.
 
     Args:
         rows: what `measure` has found.
     """
-    names = [name for name in TITLES if all(name in row["times_s"] for row in rows)]
+    names = [name for name in TITLES if any(name in row["times_s"] for row in rows)]
     titles = {workload.name: workload.title for workload in SHORT}
     lines = []
     for row in rows:
         times_s = row["times_s"]
         line = [titles[row["workload"]], str(row["workers"]), str(row["steps"])]
-        line += [f"{statistics.median(times_s[name]) * 1e3:.2f}" for name in names]
+        line += [f"{statistics.median(times_s[name]) * 1e3:.2f}" if name in times_s else "-" for name in names]
         for ours, theirs in ((FED, MIRRORED), (ON_WORKERS, MIRRORED), (ON_WORKERS, FED)):
             ratio = paired_ratio(times_s[ours], times_s[theirs])
             line.append(f"{ratio.median:.2f} ({ratio.bounds(2)})")
         lines.append(line)
     head = ["network", "workers", "steps in a run", *(f"{TITLES[name]} [ms]" for name in names)]
     return markdown_table([*head, "fed / Mirrored", "data / Mirrored", "data / fed"], lines)
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    """What a row is of, in the order of the table."""
+    return row["workers"], [workload.name for workload in SHORT].index(row["workload"]), row["steps"]
 
 
 @click.command()
@@ -197,11 +204,13 @@ def main(
     horovod: str | None,
     path: str | None,
 ) -> None:
-    """Measure, and print a table."""
+    """Measure, and print a table; of a record that is there, other cells stay."""
     chosen = [workload for workload in SHORT if workload.name in names]
     rows: list[dict[str, Any]] = []
+    if path is not None and Path(path).exists():
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
     for row in measure(chosen, workers, together, rounds, runs, horovod):
-        rows.append(row)
+        rows = sorted([*(each for each in rows if _cell(each) != _cell(row)), row], key=_cell)
         click.echo(table([row]).splitlines()[-1], err=True)
         if path is not None:
             write_json(rows, path)

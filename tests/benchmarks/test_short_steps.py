@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.short_steps import FED, MIRRORED, ON_WORKERS, measure, table
+from benchmarks.short_steps import FED, HOROVOD, MIRRORED, ON_WORKERS, measure, table
 from benchmarks.testbed import UnavailableError
 from benchmarks.training.workloads import ALL_BY_NAME
 
@@ -12,6 +12,15 @@ def test_the_table():
     lines = table([{"workload": "dense3", "workers": 4, "steps": 8, "times_s": times_s}]).splitlines()
     assert lines[0].count("|") == lines[2].count("|") == 10
     assert lines[2] == "| 3 dense layers of 32 | 4 | 8 | 3.00 | 3.00 | 4.00 | 0.75 (-) | 0.75 (-) | 1.00 (-) |"
+
+
+def test_a_contender_that_did_not_take_part():
+    times_s = {FED: [0.002], ON_WORKERS: [0.002], MIRRORED: [0.004]}
+    rows = [{"workload": "dense3", "workers": n, "steps": 1, "times_s": dict(times_s)} for n in (1, 2)]
+    rows[1]["times_s"][HOROVOD] = [0.008]
+    lines = table(rows).splitlines()
+    assert lines[2].startswith("| 3 dense layers of 32 | 1 | 1 | 2.00 | 2.00 | 4.00 | - | 0.50")
+    assert lines[3].startswith("| 3 dense layers of 32 | 2 | 1 | 2.00 | 2.00 | 4.00 | 8.00 | 0.50")
 
 
 @pytest.mark.soak
