@@ -49,8 +49,6 @@ SERVED: Mapping[str, str] = {
 NEAR = 0.1
 """Part of a step by which a prediction may be off."""
 
-"""Relative."""
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -19,6 +19,7 @@ SETTLING_STEPS = 3
 """Of a contender that was just made."""
 
 _LOSS_TOLERANCE = 1e-3
+"""Relative."""
 
 
 def open_hosts(opened: ExitStack, count: int, rate_bytes_per_s: float) -> Any:

@@ -51,21 +51,28 @@ def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_options(text: str, command: click.Command) -> str:
-    """An error of the library with the options of the command in place of arguments: ``servers=4`` is ``--servers 4``.
+    """An error of the library with the command's options for those of `ARModel`: ``servers=4`` is ``--servers 4``.
 
     Args:
-        text: the error. Arguments of calls that it shows stay, and ``workers=``, which files of hosts have, too.
+        text: the error. What stands in brackets stays, such as the arguments of calls.
         command: the command that was given.
     """
-    options = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name and p.name != "workers"}
+    from caramel.compiler.options import OPTION_NAMES
+
+    options = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name in OPTION_NAMES}
     if not options:
         return text
 
     def as_option(found: re.Match[str]) -> str:
+        before = text[: found.start()]
+        if before.count("(") > before.count(")"):
+            return found[0]
         option, value = options[found[1]], found[2].strip("'")
+        if value == "False" and option.secondary_opts:
+            return option.secondary_opts[0]
         return max(option.opts, key=len) + (f" {value}" if value and not option.is_flag else "")
 
-    return re.sub(rf"(?<![(\w.-])({'|'.join(options)})=('[^']*'|[\w.+-]*)", as_option, text)
+    return re.sub(rf"(?<![\w./=-])({'|'.join(options)})=('[^']*'|[\w.+-]*)", as_option, text)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,7 +48,7 @@ def _commands_with(option: str, context: click.Context) -> list[str]:
     group = context.find_root().command
     commands = group.commands.values() if isinstance(group, click.Group) else ()
     programs = (each for each in commands if isinstance(each, ProgramCommand))
-    return [str(each.name) for each in programs if any(option in p.opts for p in each.params)]
+    return [str(each.name) for each in programs if any(option in (*p.opts, *p.secondary_opts) for p in each.params)]
 
 
 def check_program(program: str, arguments: Sequence[str]) -> None:

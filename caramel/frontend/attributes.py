@@ -35,6 +35,9 @@ number."""
 FORWARD_ATTRIBUTE = "_caramel_forward"
 """Attribute of the Identity of such an op's output, for which the gradient that enters waits within a function."""
 
+SINGLE_ATTRIBUTE = "_caramel_single_examples"
+"""Attribute of an Identity of gradients by a variable of which each example has its own, or of what is made of them."""
+
 ASKED_ATTRIBUTE = "_caramel_all_reduce"
 """Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
 
@@ -67,6 +70,7 @@ _CAPTURE_ATTRIBUTES = (
     TOTAL_ATTRIBUTE,
     ENTRY_ATTRIBUTE,
     FORWARD_ATTRIBUTE,
+    SINGLE_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     ENTERING_ATTRIBUTE,
     ASKED_ATTRIBUTE,

@@ -332,10 +332,10 @@ class AllReduceBench:
         while True:
             self._run(targets)
             ended_s, steps = time.perf_counter(), steps + 1
-            is_first = begin_s == started_s
-            if ended_s - begin_s >= (_LONG_AFTER_BURST_S if is_first else _SUSTAINED_S):
+            is_warm = begin_s - started_s >= _BURST_S
+            if ended_s - begin_s >= (_SUSTAINED_S if is_warm else _LONG_AFTER_BURST_S):
                 return (ended_s - begin_s) / steps
-            if begin_s - started_s < _BURST_S:
+            if not is_warm:
                 begin_s, steps = ended_s, 0
 
 

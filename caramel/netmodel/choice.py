@@ -158,14 +158,15 @@ class Collective:
 def choose_collective(
     options: CollectiveOptions, workers: int, dtype: str, elements: int, *, between_steps: bool = False
 ) -> Collective:
-    """Decide about one transfer, beside which all workers compute.
+    """Decide about one transfer.
 
     Args:
         options: options of the caller.
         workers: number of workers.
         dtype: element type.
         elements: number of elements.
-        between_steps: whether nobody computes meanwhile, and nothing was sent in the steps before.
+        between_steps: whether nobody computes meanwhile, and nothing was sent in the steps before; else all workers
+            compute meanwhile.
 
     Raises:
         InputError: the options do not fit the number of workers or the dtype.
@@ -175,7 +176,7 @@ def choose_collective(
     if options.network is None or workers == 1:
         return _by_size(options, workers, size_bytes)
     if options.algorithm is not None and options.depth is not None:
-        return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
+        return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes, not between_steps)
     depth = options.depth_of(workers, size_bytes)
     choice = options.network.choose(
         size_bytes, workers, allowed=allowed, depth=depth, is_beside=not between_steps, after_pause=between_steps
@@ -249,10 +250,12 @@ def allowed_algorithms(options: CollectiveOptions, workers: int, dtype: str) -> 
     return [options.algorithm]
 
 
-def _as_asked(network: NetworkModel, algorithm: str, depth: int, workers: int, size_bytes: int) -> Collective:
+def _as_asked(
+    network: NetworkModel, algorithm: str, depth: int, workers: int, size_bytes: int, is_beside: bool
+) -> Collective:
     reason = f"{algorithm} at depth {depth}: as asked for."
     try:
-        predicted_s = network.predict(algorithm, depth, workers, size_bytes, is_beside=True).time_s
+        predicted_s = network.predict(algorithm, depth, workers, size_bytes, is_beside=is_beside).time_s
     except InputError:  # asked for, but not measured
         predicted_s = None
     return Collective(algorithm, depth, reason, predicted_s)

@@ -476,8 +476,8 @@ class NetworkModel:
             candidates = table.near_best(size_bytes)
         else:
             candidates = self.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=is_beside)
-        meet = (is_beside or after_pause) and workers > 2 and self.given is None
-        return best_of(candidates, size_bytes, is_beside, meet)
+        prefers_one_sender = (is_beside or after_pause) and workers > 2 and self.given is None
+        return best_of(candidates, size_bytes, is_beside, prefers_one_sender)
 
     def _table(
         self, workers: int, allowed: Collection[str] | None, depth: int | None, is_beside: bool

@@ -24,12 +24,12 @@ _EQUAL_SHARE_MARGIN = 0.05
 fewer chunks, and so with fewer messages, are then the surer ones."""
 
 _SUITABLE_DELAY_RATIO = 1.25
-"""Ratio to the least delay up to which an all-reduce is taken because it suits a step in which several meet, see
-`best_of`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers that are not
-in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps of a
-VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s with shuffles; of a ResNet 0.72 s,
-0.80 s and 0.76 s. On four hosts with links of 7.4 Mbit/s, 443 KiB after 60 steps without a message took 0.81 s with
-rings, 1.04 s with shuffles and 1.26 s with halving-doubling, which are equal where one follows the other (our
+"""Ratio to the least delay up to which an all-reduce is taken because it suits what `best_of` says: a step in which
+several meet, or one after a pause. Measured one after the other, all-reduces do not meet on links as those of a step
+do, on workers that are not in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on,
+steps of a VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s with shuffles; of a ResNet
+0.72 s, 0.80 s and 0.76 s. On four hosts with links of 7.4 Mbit/s, 443 KiB after 60 steps without a message took 0.81 s
+with rings, 1.04 s with shuffles and 1.26 s with halving-doubling, which are equal where one follows the other (our
 choice)."""
 
 _COUNTED_LAG_FRACTION = 0.25
@@ -162,7 +162,7 @@ def best_of(
     candidates: Sequence[Candidate],
     size_bytes: float,
     is_beside: bool = False,
-    meet: bool = False,
+    prefers_one_sender: bool = False,
 ) -> Choice:
     """The one with the least predicted delay; of equally fast ones the smaller depth, then the first.
 
@@ -176,16 +176,17 @@ def best_of(
         is_beside: whether all workers compute meanwhile. Of those that delay up to 3 % longer than the fastest it is
             then the one that takes least from computation, or with fewer chunks and a share that is at most 5
             percentage points above it.
-        meet: whether several all-reduces meet on links, beside computation; or one comes after a pause, when messages
-            of several senders to one worker are more than its link holds until the connections have found their pace.
-            Of those that delay up to 25 % longer than the fastest it is one with one sender (see `AllReduce`) that
-            takes at most a quarter of the processors' time; if there is none, one with two rounds that takes more.
+        prefers_one_sender: whether several all-reduces meet on links, beside computation; or one comes after a pause,
+            when messages of several senders to one worker are more than its link holds until the connections have found
+            their pace. Of those that delay up to 25 % longer than the fastest it is one with one sender (see
+            `AllReduce`) that takes at most a quarter of the processors' time; if there is none, one with two rounds
+            that takes more.
     """
     delays = {id(c): c.delay_s for c in candidates}
     others_s = min((delays[id(c)] for c in candidates if c.algorithm != NATIVE), default=math.inf)
     eligible = [c for c in candidates if c.algorithm != NATIVE or _LEAST_NATIVE_SPEEDUP * delays[id(c)] <= others_s]
     ranked: Sequence[Candidate] = sorted(eligible, key=lambda c: (delays[id(c)], c.depth))
-    suited, why = _suitable(ranked) if meet else (ranked, "")
+    suited, why = _suitable(ranked) if prefers_one_sender else (ranked, "")
     first = suited[0]
     chosen = first
     if is_beside:
@@ -209,11 +210,11 @@ def best_of(
 
 
 def _suitable(ranked: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
-    """The candidates that suit a step in which several all-reduces meet, and why; all of them where none does."""
+    """The candidates that suit where others meet, or the first messages after a pause; and why. All if none does."""
     near = [c for c in ranked if c.delay_s <= _SUITABLE_DELAY_RATIO * ranked[0].delay_s]
     most = _MOST_ONE_SENDER_SHARE
     if one_sender := [c for c in near if c.row.has_one_sender and c.processor_share <= most]:
-        return one_sender, "in which a worker receives from one other only, so that several do not meet"
+        return one_sender, "in which a worker receives from one other only"
     few_rounds = [c for c in near if c.row.has_two_rounds and c.processor_share > most]
     return few_rounds or ranked, "with few rounds, each of which waits for processors"
 

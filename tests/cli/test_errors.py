@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from caramel.cli.main import main
+from caramel.cli.options import _with_options
 
 STEP = """
     import numpy as np
@@ -346,8 +347,29 @@ def test_errors_name_options(call, write, command, options, words):
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("servers=4: give it", "--servers 4: give it"),
+        (
+            "take ordering='tac' with deterministic=True, or batching=False",
+            "take --ordering tac with --deterministic, or --no-batching",
+        ),
+        ("pass network= (a file), or trace=", "pass --network (a file), or --trace"),
+        ("fit(x, y, servers=2) and f(network=1)", "fit(x, y, servers=2) and f(network=1)"),
+        (
+            "/data/depth=3/part, write workers=2, checkpoint=c, steps=3",
+            "/data/depth=3/part, write workers=2, checkpoint=c, steps=3",
+        ),
+    ],
+)
+def test_arguments_of_the_library_are_options_of_the_command(text, shown):
+    assert _with_options(text, main.commands["run"]) == shown
+
+
+@pytest.mark.parametrize(
     ("command", "option", "words"),
     [
+        ("tune", "--no-batching", ["--no-batching", "It is an option of caramel"]),
         ("tune", "--sync-every", ["--sync-every", "It is an option of caramel run, plan, profile."]),
         ("tune", "--workerz", ["--workerz", "'--workers'"]),
         ("trace", "--straggler", ["--straggler", "It is an option of caramel scale."]),

@@ -150,6 +150,24 @@ def in_a_map(x, y, w):
     return clipped(gradients), tf.reduce_mean(losses)
 
 
+@tf.function
+def losses_in_a_function(x, y, w):
+    return losses_of(x, y, w)
+
+
+def by_jacobian_of_a_function(x, y, w):
+    with tf.GradientTape() as tape:
+        losses = losses_in_a_function(x, y, w)
+    return clipped(tape.jacobian(losses, w)), tf.reduce_mean(losses)
+
+
+def by_jacobian_in_a_loop(x, y, w):
+    gradient, loss = tf.zeros_like(w), tf.zeros([])
+    for n in tf.range(2):
+        gradient, loss = by_jacobian(x * tf.cast(n + 1, x.dtype), y, w)
+    return gradient, loss
+
+
 def in_a_branch(x, y, w):
     def gradient(scale):
         with tf.GradientTape() as tape:
@@ -174,6 +192,8 @@ INSIDE = {
         lambda x, y, w: by_jacobian(x, y, w, experimental_use_pfor=False),
         "jacobian.*one for each example",
     ),
+    "jacobian of a function": (by_jacobian_of_a_function, "jacobian.*one for each example"),
+    "jacobian within a loop": (by_jacobian_in_a_loop, "jacobian.*one for each example"),
     "vectorized_map": (in_a_vectorised_map, "vectorized_map.*one for each example"),
     "map_fn": (in_a_map, "does more with it than add it to a sum"),
     "branch": (in_a_branch, "in a branch whose condition differs"),
@@ -210,6 +230,27 @@ def test_gradients_that_several_workers_cannot_aggregate(kind):
     assert any("with one worker" in note for note in model.plan.notes)
     with pytest.raises(caramel.UnsupportedError, match=refusal):
         caramel.ARModel(context, 2)
+
+
+@pytest.mark.parametrize(("trains", "workers"), [(True, 2), (False, 1)])
+def test_gradients_of_single_examples_that_the_step_does_not_use(trains, workers):
+    w, seen = tf.Variable([0.5, -0.25, 1.0], name="w"), tf.Variable(0.0, name="seen", trainable=False)
+
+    def step(x, y):
+        by_jacobian(x, y, w)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(losses_of(x, y, w))
+        if trains:
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+        seen.assign_add(1.0)
+        return loss
+
+    context = caramel.capture(step, inputs=SPECS)
+    if trains:
+        assert len(caramel.ARModel(context, workers).plan.transfers) == 1
+    else:
+        with pytest.raises(caramel.CaptureError, match="no gradient of a variable was computed"):
+            caramel.ARModel(context, workers)
 
 
 def test_gradients_of_single_examples_without_a_loss():

@@ -513,6 +513,26 @@ def test_a_sum_as_the_gradient_of_another_call(workers):
     assert_trains_as_one_device(step_of, workers)
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_tape_within_a_function_that_is_called_several_times(workers):
+    def step_of(parts):
+        @tf.function
+        def differentiated(x, y):
+            with tf.GradientTape() as tape:
+                loss = weighted(parts.first, x, y) ** 2
+            return tape.gradient(loss, parts.first), loss
+
+        def step(x, y):
+            first, one = differentiated(x, y)
+            second, other = differentiated(x[:, ::-1], y)
+            updated(parts, [first + 0.5 * second])
+            return one + other
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
 def updated(parts, gradients):
     for variable, gradient in zip((parts.first, parts.second), gradients):
         variable.assign_sub(0.1 * gradient)

@@ -227,20 +227,20 @@ class Network:
         return replace(options, wire=None)
 
     def cheapest_bytes(self, total_bytes: float) -> float:
-        """The size of a transfer whose bytes cost about least each: larger ones are better sent in several.
-
-        Of all sizes whose bytes cost nearly as little (by `_LEAST_CUT_GAIN`) it is the largest.
+        """The largest size of a transfer whose bytes cost much less than those of all in one.
 
         Args:
             total_bytes: bytes of all gradients; no transfer is larger.
+
+        Returns:
+            A size whose bytes cost at least `_LEAST_CUT_GAIN` less each; if there is none, all bytes.
         """
         network = self.options.network
         if network is None or self.workers == 1 or total_bytes <= 1:
             return max(total_bytes, 1.0)
-        sizes = [*(size for size in network.breakpoints_bytes(self.workers) if 1 <= size < total_bytes), total_bytes]
-        per_byte_s = {size: self.channel_s(size) / size for size in sizes}
-        most_s = min(per_byte_s.values()) / (1 - _LEAST_CUT_GAIN)
-        return max(size for size, each_s in per_byte_s.items() if each_s <= most_s)
+        most_s_per_byte = (1 - _LEAST_CUT_GAIN) * self.channel_s(total_bytes) / total_bytes
+        sizes = (size for size in network.breakpoints_bytes(self.workers) if 1 <= size < total_bytes)
+        return max((s for s in sizes if self.channel_s(s) / s <= most_s_per_byte), default=total_bytes)
 
     def line(self, total_bytes: float) -> Line:
         """A line through the seconds for which transfers between 64 KiB and all bytes of a step have the channel.

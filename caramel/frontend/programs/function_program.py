@@ -194,7 +194,7 @@ def capture_step(
         loop_gradient_numbers=differentiation.loop_gradient_numbers,
         entries=entries,
         made=_made(graph),
-        single_examples=recorder.single_examples,
+        single_examples=next(iter(recorder.single_examples), ""),
     )
 
 

@@ -132,7 +132,7 @@ def capture_graph(
         given=None if iterator is None else given_iterator(nodes, iterator),
         iterator=iterator,
         entries=entries,
-        single_examples="" if recorder is None else recorder.single_examples,
+        single_examples="" if recorder is None else next(iter(recorder.single_examples), ""),
     )
 
 

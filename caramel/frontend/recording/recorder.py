@@ -36,6 +36,7 @@ from caramel.frontend.attributes import (
     INDICES_ATTRIBUTE,
     MADE_ATTRIBUTE,
     RESULT_ATTRIBUTE,
+    SINGLE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
 )
@@ -110,7 +111,7 @@ class Recorder:
         call: number of the last differentiation.
         vectorised_depth: number of nested loops that TensorFlow vectorises at this moment, or that go over the elements
             of what is differentiated.
-        single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
+        single_examples: for each place with gradients of single examples why they cannot be aggregated.
         gathers: inputs of ops that are to have the examples of all workers.
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
             as a number, which is to stand for the latter; else None.
@@ -123,7 +124,7 @@ class Recorder:
     kept_gradients: list[MarkedGradient] = field(default_factory=list)
     call: int = 0
     vectorised_depth: int = 0
-    single_examples: str = ""
+    single_examples: list[str] = field(default_factory=list)
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
     made: int = 0
@@ -265,11 +266,23 @@ class Recorder:
         Args:
             what: what makes them, for the refusal by several workers.
         """
-        self.single_examples = self.single_examples or (
+        self.single_examples.append(
             f"{user_location()}: {what} with respect to a variable is one for each example or element, which cannot be "
             "aggregated over the workers. Differentiate the loss, a mean or sum over the batch, with "
             "GradientTape.gradient or tf.gradients; what is only looked at belongs into an evaluation"
         )
+
+    def within_single_examples(self, call: Callable[[], Any]) -> Any:
+        """The results of a loop over elements; marked, if gradients of single examples are made in it."""
+        before = len(self.single_examples)
+        self.vectorised_depth += 1
+        try:
+            results = call()
+        finally:
+            self.vectorised_depth -= 1
+        if self.vectorised_depth or len(self.single_examples) == before:
+            return results
+        return tf.nest.map_structure(lambda each: _of_single_examples(each) if _is_tensor(each) else each, results)
 
     def _is_one_row(self, tensor: Any, rank: int) -> bool:
         """Whether a tensor has one entry along the first axis of what it is repeated to, or has no such axis."""
@@ -340,6 +353,12 @@ def _differentiated(op: Any, upstream: Any) -> Any:
 def _note_passed(number: int) -> None:
     if number in _gradients_by_number:
         _gradients_by_number[number].differentiated_again = True
+
+
+def _of_single_examples(tensor: Any) -> Any:
+    marked = tf.identity(tensor, name="caramel_single_examples")
+    marked.op._set_attr(SINGLE_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    return marked
 
 
 def _is_tensor(value: Any) -> bool:
@@ -461,11 +480,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         return tf.nest.pack_sequence_as(results, marked)
 
     def parallel(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        recorder.vectorised_depth += 1
-        try:
-            return original_parallel(*args, **kwargs)
-        finally:
-            recorder.vectorised_depth -= 1
+        return recorder.within_single_examples(lambda: original_parallel(*args, **kwargs))
 
     def all_reduce(recorder: Recorder, replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value, expand_composites=False)
@@ -532,11 +547,11 @@ def _jacobian(name: str) -> Callable[..., Any]:
     def jacobian(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(_is_variable(source) for source in tf.nest.flatten(sources)):
             return original(tape, target, sources, *args, **kwargs)
-        recorder.note_single_examples(f"GradientTape.{name}")
-        recorder.vectorised_depth += 1
-        try:
+
+        def call() -> Any:
+            recorder.note_single_examples(f"GradientTape.{name}")
             return original(tape, target, sources, *args, **kwargs)
-        finally:
-            recorder.vectorised_depth -= 1
+
+        return recorder.within_single_examples(call)
 
     return jacobian

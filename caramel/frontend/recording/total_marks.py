@@ -172,10 +172,12 @@ def _entered(gradient: Any, forward: Any) -> Any:
 def _after_forward(forward: Any) -> Any:
     """The context in which a gradient of an op in a function waits for the op: each call's gradient for its own.
 
-    Within loops and branches, whose gradients would have to keep another value of each turn, nothing waits.
+    Within loops and branches, whose gradients would have to keep another value of each turn, nothing waits; nor in what
+    is called only once, the program itself.
     """
     graph = tf.compat.v1.get_default_graph()
-    if forward.graph is graph or not (_is_function(forward.graph) and _is_function(graph)):
+    is_called = forward.graph is not graph or isinstance(getattr(graph, "outer_graph", None), FuncGraph)
+    if not (is_called and _is_function(forward.graph) and _is_function(graph)):
         return nullcontext()
     output = tf.identity(forward.outputs[0], name="caramel_forward")
     output.op._set_attr(FORWARD_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
@@ -235,11 +237,14 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
         if owner in entries and readers:
             entries[owner].append(Entry(tensor_name(source), tuple(readers)))
     told = {name: tuple(found) for name, found in entries.items()}
-    if not marks:
+    if not marks and not waited_for:
         return graph, told
-    for name in kept:
+    waited_for = {each for each in waited_for if not graph.data_readers(each)}  # vectorised, some wait for no entry
+    for name in (name for each in waited_for for name, _ in graph.consumers[each]):
         changed.setdefault(name, copied(graph[name]))
-        del changed[name].input[1:]
+        inputs = [text for text in changed[name].input if not (text.startswith("^") and node_of(text) in waited_for)]
+        del changed[name].input[:]
+        changed[name].input.extend(inputs)
     removed = (marks.keys() - kept) | waited_for
     nodes = [changed.get(n.name, n) for n in graph if n.name not in removed]
     return Graph(nodes, graph.library, graph.versions), told

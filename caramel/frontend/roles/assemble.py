@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from caramel.errors import CaptureError, UnsupportedError, listed
-from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, without_capture_attributes
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, SINGLE_ATTRIBUTE, without_capture_attributes
 from caramel.frontend.batch.domain import Examples
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
@@ -27,7 +27,7 @@ from caramel.frontend.roles.refusals import (
 from caramel.frontend.roles.shared_rows import with_shared_rows
 from caramel.frontend.roles.totals import addends_of
 from caramel.graph import ops
-from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, node_of, parse_input, tensor_name
 from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import with_inferred_shapes
 from caramel.model import Combination, ForwardSum, Gradient, Input, Model, Reduction, Table, Variable, VariableClass
@@ -76,8 +76,8 @@ def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
 
 
 def _assembled(raw: RawProgram) -> Model:
-    if raw.trains:
-        if raw.single_examples:
+    if raw.trains:  # else no gradient is aggregated: in an evaluation, or with one worker
+        if _uses_single_examples(raw, raw.graph.pruned(raw.targets)):
             raise UnsupportedError(raw.single_examples)
         refuse_in_loops(raw)
     raw = with_asked_sums(raw)
@@ -177,12 +177,19 @@ def assemble_alone(raw: RawProgram) -> Model:
 def _differentiates(raw: RawProgram) -> bool:
     """Whether the step uses gradients of variables: of a loss, of single examples, or within a loop or branch."""
     step = raw.graph.pruned(raw.targets)
-    inner = (each for node in step for _, each in raw.library.inner_nodes(node))
-    return (
-        bool(raw.single_examples)
-        or any(_is_used(step, g) for g in raw.gradients)
-        or any(GRADIENT_ATTRIBUTE in each.attr for each in inner)
-    )
+    is_inside = any(GRADIENT_ATTRIBUTE in each.attr for each in _inner_nodes(raw, step))
+    return is_inside or _uses_single_examples(raw, step) or any(_is_used(step, g) for g in raw.gradients)
+
+
+def _uses_single_examples(raw: RawProgram, step: Graph) -> bool:
+    if not raw.single_examples:
+        return False
+    return any(SINGLE_ATTRIBUTE in each.attr for each in (*step, *_inner_nodes(raw, step)))
+
+
+def _inner_nodes(raw: RawProgram, step: Graph) -> Iterator[NodeDef]:
+    """The nodes of the functions of loops and branches."""
+    return (inner for each in step for _, inner in raw.library.inner_nodes(each))
 
 
 def _roles(
