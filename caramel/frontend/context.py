@@ -443,7 +443,9 @@ class Context:
         # The evaluation may use variables that the step does not.
         trains = self._options.trains
         naming = self._naming
-        return replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables, trains=trains)
+        raw = replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables)
+        # What trains nothing aggregates nothing: gradients are values like any others.
+        return raw if trains else replace(raw, gradients=(), trains=False)
 
     def _with_row_constants(self, rows: int) -> RawProgram:
         """The step with those of its constants that follow from the number of examples, found by another trace.

@@ -325,3 +325,47 @@ def test_what_a_test_step_cannot_ask_for(monkeypatch):
     monkeypatch.setattr(AsksAll, "of_part", staticmethod(tf.reduce_max))
     with pytest.raises(caramel.UnsupportedError, match="would not be what one device has"):
         quietly(caramel.evaluate, compiled_as(AsksAll), X[:12], Y[:12], batch_size=12, workers=3, cluster=AS_WRITTEN)
+
+
+class WithSlopes(keras.Model):
+    """Its evaluation looks at gradients by its weights, of the batch or of each example."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.dense, self.kind = keras.layers.Dense(1), kind
+
+    def call(self, x):
+        return self.dense(x)
+
+    def test_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            squares = (self(x) - y) ** 2
+            error, errors = tf.reduce_mean(squares), tf.reduce_sum(squares, 1)
+        if self.kind == "batch":
+            slope = tf.norm(tape.gradient(error, self.dense.kernel))
+        elif self.kind == "examples":
+            slope = tf.reduce_mean(tf.vectorized_map(self.slope_of_one, (x, y)))
+        else:
+            slope = tf.reduce_mean(tf.norm(tape.jacobian(errors, self.dense.kernel), axis=[1, 2]))
+        return {"loss": error, "slope": slope}
+
+    def slope_of_one(self, pair):
+        with tf.GradientTape() as tape:
+            error = tf.reduce_sum((self(pair[0][None]) - pair[1][None]) ** 2)
+        return tf.norm(tape.gradient(error, self.dense.kernel))
+
+
+@pytest.mark.parametrize("kind", ["batch", "examples", "jacobian"])
+def test_gradients_in_an_evaluation_are_of_the_whole_batch(kind):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    model = WithSlopes(kind)
+    model.compile(loss="mse")
+    want = model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    if kind == "jacobian":
+        with pytest.raises(caramel.CaptureError, match="returns 'slope'.*it cannot be told how"):
+            caramel.evaluate(model, x, y, batch_size=16, workers=4, verbose=0, return_dict=True)
+        return
+    got = caramel.evaluate(model, x, y, batch_size=16, workers=4, verbose=0, return_dict=True)
+    assert got == pytest.approx(want, rel=1e-5)
