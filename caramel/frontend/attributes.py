@@ -38,6 +38,9 @@ FORWARD_ATTRIBUTE = "_caramel_forward"
 SINGLE_ATTRIBUTE = "_caramel_single_examples"
 """Attribute of an Identity of gradients by a variable of which each example has its own, or of what is made of them."""
 
+CUSTOM_ATTRIBUTE = "_caramel_custom"
+"""Attribute of an Identity of what the program's own gradient function gives (`tf.custom_gradient`)."""
+
 ASKED_ATTRIBUTE = "_caramel_all_reduce"
 """Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
 
@@ -71,6 +74,7 @@ _CAPTURE_ATTRIBUTES = (
     ENTRY_ATTRIBUTE,
     FORWARD_ATTRIBUTE,
     SINGLE_ATTRIBUTE,
+    CUSTOM_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     ENTERING_ATTRIBUTE,
     ASKED_ATTRIBUTE,

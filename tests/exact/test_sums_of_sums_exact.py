@@ -536,3 +536,98 @@ def test_a_tape_within_a_function_that_is_called_several_times(workers):
 def updated(parts, gradients):
     for variable, gradient in zip((parts.first, parts.second), gradients):
         variable.assign_sub(0.1 * gradient)
+
+
+# -- functions with gradients of their own -------------------------------------------------------
+
+
+def kept(matrix, x, y):
+    """What a mask leaves of each example's loss."""
+    return weights(y) * entropy(matrix, x, y)
+
+
+@tf.custom_gradient
+def masked_sum(values, mask):
+    return tf.reduce_sum(values * mask), lambda upstream: (upstream * mask, None)
+
+
+@tf.custom_gradient
+def scaled_back(values, mask):
+    count = tf.reduce_sum(mask)
+    return tf.identity(values), lambda upstream: (upstream * count, None)
+
+
+@tf.custom_gradient
+def reversed_back(values):
+    return tf.identity(values), lambda upstream: -0.5 * upstream
+
+
+OWN_GRADIENTS = {
+    "a ratio of its sum": (lambda m, x, y: masked_sum(entropy(m, x, y), weights(y)) / tf.reduce_sum(weights(y)), False),
+    "a root of its sum": (lambda m, x, y: tf.sqrt(masked_sum(entropy(m, x, y), weights(y))), False),
+    "its sum beside a mean": (
+        lambda m, x, y: masked_sum(entropy(m, x, y), weights(y)) + tf.reduce_mean(entropy(m, x, y)),
+        False,
+    ),
+    "a sum in its gradient": (lambda m, x, y: tf.reduce_mean(scaled_back(entropy(m, x, y), weights(y))), False),
+    "its sum alone": (lambda m, x, y: masked_sum(entropy(m, x, y), weights(y)), True),
+    "of each example": (lambda m, x, y: tf.reduce_mean(reversed_back(entropy(m, x, y))), True),
+    "of each example, in a ratio": (
+        lambda m, x, y: tf.reduce_sum(reversed_back(kept(m, x, y))) / tf.reduce_sum(weights(y)),
+        True,
+    ),
+    "a ratio that is computed again": (
+        lambda m, x, y: tf.recompute_grad(lambda x: tf.reduce_sum(kept(m, x, y)) / tf.reduce_sum(weights(y)))(x),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_GRADIENTS)
+def test_functions_with_gradients_of_their_own(kind):
+    loss_of, is_exact = OWN_GRADIENTS[kind]
+
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(parts.first, x, y)
+            updated(parts, [0.1 * tape.gradient(loss, parts.first)])
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, 1)
+    if is_exact:
+        assert_trains_as_one_device(step_of, 4)
+    else:
+        with pytest.raises(caramel.CaptureError, match=r"not linear in a mean or sum|tf\.custom_gradient"):
+            caramel.ARModel(caramel.capture(step_of(Parts()), SPECS), 4)
+
+
+# -- functions that were traced before -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_function_that_was_called_before_the_capture(workers):
+    """Its trace has no marks: what it trains would be trained by each worker alone."""
+    calls = {}
+
+    def step_of(parts):
+        @tf.function
+        def train_second(x, y):
+            with tf.GradientTape() as tape:
+                loss = weighted(parts.second, x, y)
+            updated(parts, [tf.zeros_like(parts.first), tape.gradient(loss, parts.second)])
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = weighted(parts.first, x, y)
+            updated(parts, [tape.gradient(loss, parts.first)])
+            train_second(x, y)
+            return loss
+
+        if calls.setdefault("parts", parts) is not parts:  # the one that is captured
+            train_second.get_concrete_function(*SPECS)
+        return step
+
+    assert_trains_as_one_device(step_of, workers)

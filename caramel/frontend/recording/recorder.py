@@ -9,6 +9,7 @@ gradient of this device can be replaced by the mean over all workers.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -25,13 +26,15 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import session as session_module
 from tensorflow.python.eager import execute, record
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.framework import op_def_library, op_def_registry
-from tensorflow.python.ops import array_ops, gradients_util
+from tensorflow.python.ops import array_ops, custom_gradient, gradients_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import tf_stack
 
 from caramel.errors import CaptureError
 from caramel.frontend.attributes import (
+    CUSTOM_ATTRIBUTE,
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
     MADE_ATTRIBUTE,
@@ -112,6 +115,8 @@ class Recorder:
         vectorised_depth: number of nested loops that TensorFlow vectorises at this moment, or that go over the elements
             of what is differentiated.
         single_examples: for each place with gradients of single examples why they cannot be aggregated.
+        custom_depth: number of nested functions that run at this moment and have a gradient function of their own.
+        trace: number of the capture, for which functions are traced anew.
         gathers: inputs of ops that are to have the examples of all workers.
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
             as a number, which is to stand for the latter; else None.
@@ -125,6 +130,8 @@ class Recorder:
     call: int = 0
     vectorised_depth: int = 0
     single_examples: list[str] = field(default_factory=list)
+    custom_depth: int = 0
+    trace: int = field(default_factory=lambda: next(_numbers))
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
     made: int = 0
@@ -238,7 +245,8 @@ class Recorder:
         result = make(op_type, **keywords)
         op = result[2]
         op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
-        total_marks.mark(op)
+        if not self.custom_depth:
+            total_marks.mark(op)
         return result
 
     def _with_own_rows(self, op_type: str, keywords: dict[str, Any]) -> dict[str, Any]:
@@ -271,6 +279,28 @@ class Recorder:
             "aggregated over the workers. Differentiate the loss, a mean or sum over the batch, with "
             "GradientTape.gradient or tf.gradients; what is only looked at belongs into an evaluation"
         )
+
+    def with_own_gradient(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function under `tf.custom_gradient` returns, its gradient function with marked results.
+
+        The function's ops have no gradient functions behind which marks could stand.
+        """
+        self.custom_depth += 1
+        try:
+            result, own_gradient = function(*args)
+        finally:
+            self.custom_depth -= 1
+        spec = inspect.getfullargspec(own_gradient)
+
+        def marked(*upstream: Any) -> Any:
+            return tf.nest.map_structure(_of_custom_gradient, own_gradient(*upstream))
+
+        def marked_with_variables(*upstream: Any, variables: Any = None) -> Any:
+            given = {} if variables is None else {"variables": variables}
+            return tf.nest.map_structure(_of_custom_gradient, own_gradient(*upstream, **given))
+
+        takes_variables = "variables" in (*spec.args, *spec.kwonlyargs) or spec.varkw is not None
+        return result, marked_with_variables if takes_variables else marked
 
     def within_single_examples(self, call: Callable[[], Any]) -> Any:
         """The results of a loop over elements; marked, if gradients of single examples are made in it."""
@@ -356,8 +386,16 @@ def _note_passed(number: int) -> None:
 
 
 def _of_single_examples(tensor: Any) -> Any:
-    marked = tf.identity(tensor, name="caramel_single_examples")
-    marked.op._set_attr(SINGLE_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    return _marked_identity(tensor, "caramel_single_examples", SINGLE_ATTRIBUTE)
+
+
+def _of_custom_gradient(gradient: Any) -> Any:
+    return _marked_identity(gradient, "caramel_custom", CUSTOM_ATTRIBUTE) if _is_tensor(gradient) else gradient
+
+
+def _marked_identity(tensor: Any, name: str, attribute: str) -> Any:
+    marked = tf.identity(tensor, name=name)
+    marked.op._set_attr(attribute, attr_value_pb2.AttrValue(b=True))
     return marked
 
 
@@ -463,6 +501,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
     original_all_gather = gathering.all_gather
     original_scope = tf.Graph.name_scope
+    original_custom, original_context = custom_gradient._graph_mode_decorator, function_context.make_function_context
     original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -514,6 +553,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         is_batch = recorder.rows is not None and np.ndim(shape) == 1 and len(shape) and shape[0] == recorder.rows[0]
         return None if is_batch else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
 
+    def custom(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+        watched = functools.wraps(function)(functools.partial(recorder.with_own_gradient, function))
+        return original_custom(watched, args, kwargs)
+
+    def of_this_capture(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        """What tells traces of a tf.function apart: one from before this capture was not watched."""
+        key = original_context(*args, **kwargs)
+        watched = key.context._replace(xla_context_id=(key.context.xla_context_id, recorder.trace))
+        return key._replace(context=watched)
+
     def scope(recorder: Recorder, graph: Any, name: Any) -> Any:
         return original_scope(graph, recorder.scope(name))
 
@@ -532,6 +581,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (gathering, "all_gather", all_gather),
         (op_def_library, "_apply_op_helper", made),
         (execute, "record_gradient", recorded),
+        (custom_gradient, "_graph_mode_decorator", custom),
+        (function_context, "make_function_context", of_this_capture),
         (tf.Graph, "name_scope", scope),
         (array_ops, "batch_gather_nd", batched),
         (array_ops, "_constant_if_small", small_constant),

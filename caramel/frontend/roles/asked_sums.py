@@ -41,7 +41,9 @@ def is_settled(raw: RawProgram, reductions: Reductions, kind: str) -> bool:
         kind: reduction of the gradients, ``"mean"`` or ``"sum"``.
     """
     weighs = any(s.kind == "mean" for s in raw.forward_sums)  # by shares of the examples, which sums have not
-    return not (kind == "sum" and weighs) and all(is_plain(reductions.value_of(t)) for t in gathered_parts(raw))
+    return not (kind == "sum" and weighs) and all(
+        is_plain(reductions.value_of(t)) for t in gathered_parts(raw) if reductions.has(t)
+    )
 
 
 def gathered_parts(raw: RawProgram) -> list[str]:

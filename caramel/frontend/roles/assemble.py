@@ -22,6 +22,7 @@ from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,
     refuse_in_loops,
     refuse_irreplicable,
+    refuse_mixed_gradients,
     refuse_uneven_rounds,
 )
 from caramel.frontend.roles.shared_rows import with_shared_rows
@@ -99,6 +100,7 @@ def _assembled(raw: RawProgram) -> Model:
         return _assembled(told)
     reduction, reductions = told
     refuse_sums_of_others(replace(raw, graph=graph), reductions)
+    refuse_mixed_gradients(step, reductions)
     local = _local(roles.kinds)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)

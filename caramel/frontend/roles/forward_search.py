@@ -201,7 +201,8 @@ class Search:
 
     def _next(self, reductions: Reductions, losses: Sequence[str], told: Sequence[str | None]) -> _Needs:
         """What the first loss needs; nothing where no sums help."""
-        unclear = [t for t in gathered_parts(self.raw) if not is_plain(reductions.value_of(t))]
+        gathered = [t for t in gathered_parts(self.raw) if reductions.has(t)]
+        unclear = [t for t in gathered if not is_plain(reductions.value_of(t))]
         open_losses = [*unclear, *(loss for loss, kind in zip(losses, told) if kind is None)]
         if not open_losses:  # some are means and some are sums, or a sum is to become a mean
             return _Needs(list(dict.fromkeys(loss for loss, kind in zip(losses, told) if kind == "sum")))

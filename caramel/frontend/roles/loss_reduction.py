@@ -75,6 +75,10 @@ class Reductions:
         if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
             self._analysis.assume(node_of(gradient), _GRADIENT_VALUES[kind])
 
+    def has(self, tensor: str) -> bool:
+        """Whether a tensor is one of what is analysed; the program may have more that no step needs."""
+        return node_of(tensor) in self._graph
+
     def value_of(self, tensor: str) -> Value:
         """The abstract value of a tensor: how it depends on the examples."""
         return self._analysis.value_of(tensor)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caramel.errors import UnsupportedError
-from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
+from caramel.errors import CaptureError, UnsupportedError
+from caramel.frontend.attributes import CUSTOM_ATTRIBUTE, GRADIENT_ATTRIBUTE
+from caramel.frontend.batch.domain import Examples, Statistic, Total, Unknown, is_everywhere
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.rewrites.references import refuse_reference
 from caramel.frontend.roles.divergence import Locality, rounds_differ
+from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.graph import Graph, NodeDef, data_texts, node_of
 from caramel.model import Gradient, Input
 
 
@@ -109,6 +111,34 @@ def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
     _check_node(inner, where, library)
     if inner.op == ops.VARIABLE:
         raise UnsupportedError(f"{where} makes a variable of its own. Make it outside the loop or branch")
+
+
+def refuse_mixed_gradients(step: Graph, reductions: Reductions) -> None:
+    """Refuse gradient functions of the program's own that multiply gradients by a sum over the batch, or the like.
+
+    Raises:
+        CaptureError: there is one, whose sum is that of a worker's part.
+    """
+    for node in step:
+        mixing = _mixing_op(step, reductions, node.name) if CUSTOM_ATTRIBUTE in node.attr else None
+        if mixing is not None:
+            raise CaptureError(
+                f"{step[mixing].op} {mixing!r} puts a sum or mean over the batch into a gradient that comes from a "
+                "tf.custom_gradient; each worker would have that of its own part. Take the sum out of the function and "
+                "multiply the loss by it, or train with one worker"
+            )
+
+
+def _mixing_op(step: Graph, reductions: Reductions, tensor: str) -> str | None:
+    """The op that makes a tensor out of sums over the batch and other values of the examples, if one does."""
+    value = reductions.value_of(tensor)
+    if isinstance(value, Examples):
+        return value.mixed_by or None
+    if not isinstance(value, Unknown) or value.unmodelled or value.node not in step:
+        return None
+    values = [reductions.value_of(text) for text in data_texts(step[value.node])]
+    has_sum = any(isinstance(each, (Total, Statistic)) for each in values)
+    return value.node if has_sum and sum(not is_everywhere(each) for each in values) > 1 else None
 
 
 def refuse_in_loops(raw: RawProgram) -> None:
