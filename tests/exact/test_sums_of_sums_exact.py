@@ -472,7 +472,28 @@ def repeated(matrix, x, y):
     return sum(weighted(matrix, x * tf.cast(n + 1, x.dtype), y) ** 2 for n in range(2)) / weighted(matrix, x, y)
 
 
+@tf.function
+def contrastive(one, other):
+    one, other = tf.math.l2_normalize(one, 1), tf.math.l2_normalize(other, 1)
+    same = tf.range(tf.shape(one)[0])
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(same, 2.0 * tf.matmul(one, other, transpose_b=True))
+    )
+
+
+@tf.function
+def covariances(values):
+    values = values - tf.reduce_mean(values, 0)
+    matrix = tf.matmul(values, values, transpose_a=True) / number(tf.shape(values)[0] - 1)
+    return tf.reduce_sum((matrix - tf.linalg.diag(tf.linalg.diag_part(matrix))) ** 2)
+
+
 CALLED = {
+    "of all pairs": lambda p, x, y: (
+        contrastive(x @ p.first, x @ p.second) + contrastive(x @ p.second, x[:, ::-1] @ p.first)
+    ),
+    "of all pairs, once": lambda p, x, y: contrastive(x @ p.first, x @ p.second),
+    "of covariances": lambda p, x, y: covariances(x @ p.first) + tf.nn.l2_loss(p.second),
     "added": lambda p, x, y: weighted(p.first, x, y) ** 2 + 0.5 * weighted(p.second, x, y),
     "multiplied": lambda p, x, y: weighted(p.first, x, y) * weighted(p.second, x, y),
     "one of the other": lambda p, x, y: weighted(p.second, x * weighted(p.first, x, y), y),
@@ -626,8 +647,34 @@ def test_a_function_that_was_called_before_the_capture(workers):
             train_second(x, y)
             return loss
 
-        if calls.setdefault("parts", parts) is not parts:  # the one that is captured
+        if calls.setdefault("parts", parts) is not parts:  # those that are captured
             train_second.get_concrete_function(*SPECS)
         return step
 
     assert_trains_as_one_device(step_of, workers)
+
+
+# -- trained without gradients -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["least mean squares", "moving average"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_trainable_variable_that_is_updated_by_hand(kind, workers):
+    """It is a parameter, not each worker's own, although no loss reads it."""
+
+    def step_of(parts):
+        def step(x, y):
+            if kind == "moving average":
+                parts.second.assign(0.9 * parts.second + 0.1 * tf.reduce_mean(x[:, :3], 0))
+            else:
+                errors = x @ parts.second - x[:, :3]
+                parts.second.assign_sub(0.1 * tf.matmul(x, errors, transpose_a=True) / number(tf.shape(x)[0]))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(entropy(parts.first, x, y))
+            parts.first.assign_sub(0.1 * tape.gradient(loss, parts.first))
+            return loss
+
+        return step
+
+    context = assert_trains_as_one_device(step_of, workers)
+    assert not any("left as it is" in note for note in context.model_for(workers).notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,10 +131,8 @@ class Traced:
 
 
 def _made(graph: Graph) -> dict[str, int]:
-    """The number of ops that the program has made before an op, by the op's name; without those that it calls twice."""
-    numbers = {n.name: n.attr[MADE_ATTRIBUTE].i for n in graph if MADE_ATTRIBUTE in n.attr}
-    counts = Counter(numbers.values())
-    return {name: number for name, number in numbers.items() if counts[number] == 1}
+    """The number of ops that the program has made before an op, by its name; the same in each call of a function."""
+    return {n.name: n.attr[MADE_ATTRIBUTE].i for n in graph if MADE_ATTRIBUTE in n.attr}
 
 
 @paused_gc()

@@ -111,6 +111,11 @@ def _assembled(raw: RawProgram) -> Model:
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
     addends = addends_of(step, own, roles.writes, gradients, reductions)
+    by_hand = [v.node for v in raw.variables if v.trainable and v.node in own and v.node not in addends]
+    if by_hand and raw.reduction is None and not sorted_out.inside:
+        shared = _with_shared_updates(raw, used, inputs, roles, by_hand)
+        if shared is not None:
+            return _assembled(shared)
     kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved, v.part, v.renamed)
@@ -131,7 +136,7 @@ def _assembled(raw: RawProgram) -> Model:
         notes=(
             *raw.notes,
             *_several_losses(raw, loss, sorted_out.aggregated),
-            *_without_gradient(raw, sums.gradients),
+            *_without_gradient(raw, sums.gradients, roles.writes),
             *batch_wide,
             *_summed_notes(raw),
             *roles.notes,
@@ -278,10 +283,42 @@ def _with_shared_statistics(
             break
         shared += found
         writers += [writer for handle in found for writer in roles.writes.get(handle, ())]
-    if not shared:
-        return None
+    return _with_shared_updates(raw, used, inputs, roles, shared, refusal) if shared else None
+
+
+def _with_shared_updates(
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    roles: variable_classes.Roles,
+    shared: Sequence[str],
+    refusal: CaptureError | None = None,
+) -> RawProgram | None:
+    """The program that writes the same to some variables on all workers, as if each had the whole batch.
+
+    Args:
+        raw: the captured program.
+        used: its gradients.
+        inputs: its inputs.
+        roles: classes of its variables.
+        shared: handles of variables that are no parameters, or that the program trains without gradients.
+        refusal: why the program cannot be replicated without; None where it can.
+
+    Returns:
+        None if what is written is no function of sums over the examples, as far as can be told.
+
+    Raises:
+        GatherNeeded: the examples of all workers are needed, and there is a refusal.
+    """
     kinds = {**roles.kinds, **dict.fromkeys(shared, VariableClass.HYPERPARAMETER)}
-    summed = Search(raw, _analyse(used, inputs, kinds), (), refusal).with_updates(writers)
+    writers = [writer for handle in shared for writer in roles.writes.get(handle, ())]
+    search = Search(raw, _analyse(used, inputs, kinds), (), refusal or CaptureError("it is exact without"))
+    try:
+        summed = search.with_updates(writers)
+    except GatherNeeded:
+        if refusal is not None:
+            raise
+        return None
     return None if summed is raw else summed
 
 
@@ -477,10 +514,10 @@ def _summed_notes(raw: RawProgram) -> list[str]:
     ]
 
 
-def _without_gradient(raw: RawProgram, gradients: Sequence[Gradient]) -> list[str]:
-    """Notes on trainable variables that no gradient reaches."""
+def _without_gradient(raw: RawProgram, gradients: Sequence[Gradient], writes: Collection[str]) -> list[str]:
+    """Notes on trainable variables that no gradient reaches, and nothing writes."""
     with_gradient = {g.parameter for g in gradients}
-    without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient]
+    without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient and v.node not in writes]
     return [f"no gradient reaches {listed(without)}: left as it is"] if without else []
 
 
