@@ -483,7 +483,6 @@ def contrastive(one, other):
 
 @tf.function
 def covariances(values):
-    values = values - tf.reduce_mean(values, 0)
     matrix = tf.matmul(values, values, transpose_a=True) / number(tf.shape(values)[0] - 1)
     return tf.reduce_sum((matrix - tf.linalg.diag(tf.linalg.diag_part(matrix))) ** 2)
 
