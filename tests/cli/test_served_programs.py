@@ -119,12 +119,12 @@ def test_an_export_runs_where_tf_config_names_parameter_servers(program, tmp_pat
         (["--servers", "some"], "--servers"),
         (["--servers", 1, "--pulls-in-flight", 0], "--pulls-in-flight"),
         (["--servers", 1, "--ordering", "alphabetical"], "ordering"),
-        (["--servers", 1, "--ordering", "tac"], "ordering='tac'"),
-        (["--ordering", "tic"], "servers="),
+        (["--servers", 1, "--ordering", "tac"], "--ordering tac"),
+        (["--ordering", "tic"], "--servers"),
         (["--servers", 2, "--server-device", "/job:ps/task:0"], "--server-device"),
-        (["--servers", 9], "servers=9"),
-        (["--servers", 1, "--sync-every", 2], "servers="),
-        (["--servers", 1, "--shard-updates", "all"], "shard_updates="),
+        (["--servers", 9], "--servers 9"),
+        (["--servers", 1, "--sync-every", 2], "without --servers"),
+        (["--servers", 1, "--shard-updates", "all"], "--shard-updates"),
     ],
 )
 def test_what_does_not_fit(program, tmp_path, command, options, message):
