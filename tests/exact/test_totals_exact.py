@@ -136,8 +136,11 @@ def test_a_loss_that_depends_on_a_total_is_no_total():
     assert model.variable_by_name["total"].kind is VariableClass.STATISTICS
 
 
-def test_what_is_no_sum_stays_local():
-    w, moving = tf.Variable([1.0, 2.0], name="w"), tf.Variable(0.0, name="moving")
+@pytest.mark.parametrize(
+    ("trainable", "kind"), [(False, VariableClass.STATISTICS), (True, VariableClass.HYPERPARAMETER)]
+)
+def test_what_is_no_sum_stays_local_unless_it_is_trainable(trainable, kind):
+    w, moving = tf.Variable([1.0, 2.0], name="w"), tf.Variable(0.0, name="moving", trainable=trainable)
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -147,7 +150,7 @@ def test_what_is_no_sum_stays_local():
         return loss
 
     model = caramel.capture(step, inputs=[tf.TensorSpec([None, 2])]).model
-    assert model.variable_by_name["moving"].kind is VariableClass.STATISTICS and not model.addends
+    assert model.variable_by_name["moving"].kind is kind and not model.addends
 
 
 @pytest.mark.parametrize("workers", [1, 2])
