@@ -502,35 +502,37 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("kind", CALLED)
-def test_sums_in_a_function_that_is_called_several_times(kind, workers):
+def steps_on(loss_of, rate=0.1, upstream_of=lambda parts, x, y: None):
+    """Steps that train both matrices on a loss, whose gradient may be multiplied by something."""
+
     def step_of(parts):
         def step(x, y):
             with tf.GradientTape() as tape:
-                loss = CALLED[kind](parts, x, y)
-            updated(parts, tape.gradient(loss, [parts.first, parts.second], unconnected_gradients="zero"))
+                loss = loss_of(parts, x, y)
+            upstream, matrices = upstream_of(parts, x, y), [parts.first, parts.second]
+            gradients = tape.gradient(loss, matrices, upstream, unconnected_gradients="zero")
+            for matrix, gradient in zip(matrices, gradients):
+                matrix.assign_sub(rate * gradient)
             return loss
 
         return step
 
-    assert_trains_as_one_device(step_of, workers)
+    return step_of
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("kind", CALLED)
+def test_sums_in_a_function_that_is_called_several_times(kind, workers):
+    assert_trains_as_one_device(steps_on(CALLED[kind]), workers)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_sum_as_the_gradient_of_another_call(workers):
     """What enters a gradient is no sign of the call that it belongs to."""
-
-    def step_of(parts):
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = weighted(parts.first, x, y)
-            updated(parts, tape.gradient(loss, [parts.first], output_gradients=weighted(parts.second, x, y)))
-            return loss
-
-        return step
-
-    assert_trains_as_one_device(step_of, workers)
+    steps = steps_on(
+        lambda parts, x, y: weighted(parts.first, x, y), upstream_of=lambda parts, x, y: weighted(parts.second, x, y)
+    )
+    assert_trains_as_one_device(steps, workers)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -606,16 +608,7 @@ OWN_GRADIENTS = {
 @pytest.mark.parametrize("kind", OWN_GRADIENTS)
 def test_functions_with_gradients_of_their_own(kind):
     loss_of, is_exact = OWN_GRADIENTS[kind]
-
-    def step_of(parts):
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = loss_of(parts.first, x, y)
-            updated(parts, [0.1 * tape.gradient(loss, parts.first)])
-            return loss
-
-        return step
-
+    step_of = steps_on(lambda parts, x, y: loss_of(parts.first, x, y), rate=0.01)
     assert_trains_as_one_device(step_of, 1)
     if is_exact:
         assert_trains_as_one_device(step_of, 4)

@@ -18,7 +18,6 @@ from caramel.netmodel.ranking import Candidate, Choice
 _SMALLEST_PLANNED_BYTES = 2**16
 """Bytes of the smallest transfer to which the line is fitted: smaller ones do not decide about a plan (our choice)."""
 
-
 _LEAST_CUT_GAIN = 0.1
 """Fraction that the bytes of smaller transfers must cost less for larger ones to be cut: parts have to be taken out and
 put together again, which no measurement of a network contains (our choice)."""

@@ -124,8 +124,8 @@ def refuse_mixed_gradients(step: Graph, reductions: Reductions) -> None:
         if mixing is not None:
             raise CaptureError(
                 f"{step[mixing].op} {mixing!r} puts a sum or mean over the batch into a gradient that comes from a "
-                "tf.custom_gradient; each worker would have that of its own part. Take the sum out of the function and "
-                "multiply the loss by it, or train with one worker"
+                "tf.custom_gradient; each worker would have that of its own part. Let the function do without it, or "
+                "train with one worker"
             )
 
 
