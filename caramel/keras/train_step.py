@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 
 from caramel.errors import UnsupportedError
 from caramel.keras.per_example import is_additive
@@ -106,7 +107,8 @@ class StepRecord:
         if not isinstance(tensor, tf.Tensor) or tensor.graph is not self.graph:
             raise UnsupportedError(
                 f"{taker} takes {tensor!r}, which is in a function, branch or loop of the training step, or no dense "
-                "tensor, so its value for the whole batch cannot be had. Update it in train_step itself"
+                "tensor, so its value for the whole batch cannot be had. Update it in train_step itself, or leave out "
+                "the tf.function of the helper that updates it: the step is traced as a whole without it"
             )
         entry = self._output_names.get(id(tensor))
         if entry is None:
@@ -167,6 +169,21 @@ def leaf_metrics(model: Any) -> list[Any]:
     return metrics
 
 
+def _own_step(model: Any, method: str) -> Callable[[Any], Any]:
+    """A step of the model; of one under `tf.function` the Python function, as what it takes has to leave the step."""
+    step = getattr(model, method)
+    python_function: Callable[[Any], Any] | None = getattr(step, "python_function", None)
+    if python_function is None or not getattr(step, "_autograph", True):
+        return python_function or step
+    enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+
+    def converted(data: Any) -> Any:
+        with enabled:  # where the function has been traced, it is converted already, but only runs so with AutoGraph on
+            return tf.__internal__.autograph.tf_convert(python_function, enabled, user_requested=True)(data)
+
+    return converted
+
+
 def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> Any:
     """The model's own step, as a function to capture: a tf.function, since Keras traces it once, too.
 
@@ -181,7 +198,7 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
         record.begin()
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
-            record.returned(getattr(model, method)(as_data(batch)))
+            record.returned(_own_step(model, method)(as_data(batch)))
         finally:
             for restore in restorers:
                 restore()
@@ -203,7 +220,7 @@ def watched_prediction(model: Any, record: StepRecord) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
         record.begin()
-        predicted = model.predict_step(as_data(batch))
+        predicted = _own_step(model, "predict_step")(as_data(batch))
         record.prediction = keras.tree.map_structure(lambda value: record.take(value, "predict_step"), predicted)
         return {**record.outputs, NOTHING: tf.constant(0.0)}
 

@@ -65,3 +65,51 @@ def test_helpers_of_a_step_train_as_on_one_device(workers):
     assert len(want.variables) == 4
     for mine, theirs in zip(got.variables, want.variables, strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-12)
+
+
+class StepsUnderFunctions(keras.Model):
+    """Both steps are under `tf.function`, branch on a tensor and update a metric with the loss of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.mean = keras.layers.Dense(1), keras.metrics.Mean(name="mean")
+        self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def call(self, x):
+        return self.dense(x)
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            if self.count > 1:
+                loss = 3.0 * loss
+        self.count.assign_add(1)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        self.mean.update_state(loss)
+        return {"mean": self.mean.result()}
+
+    @tf.function(autograph=False)
+    def test_step(self, data):
+        x, y = data
+        self.mean.update_state(self.compute_loss(x, y, self(x)))
+        return {"mean": self.mean.result()}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_steps_under_functions_train_as_on_one_device(workers):
+    options = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    y = np.nan_to_num(Y)
+    histories, models = [], []
+    for fit in (keras.Model.fit, lambda model, *data, **more: caramel.fit(model, *data, workers=workers, **more)):
+        keras.utils.set_random_seed(5)
+        model = StepsUnderFunctions()
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        histories.append(fit(model, X, y, validation_data=(X[:20], y[:20]), **options).history)
+        models.append(model)
+    assert set(histories[1]) == {"mean", "val_mean"} == set(histories[0])
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-9)
+    for mine, theirs in zip(models[1].weights, models[0].weights, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-12)
