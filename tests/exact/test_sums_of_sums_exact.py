@@ -584,6 +584,24 @@ def reversed_back(values):
     return tf.identity(values), lambda upstream: -0.5 * upstream
 
 
+def rows(matrix):
+    """What leads from as many values as the matrix has columns to as many as it has rows."""
+    return tf.transpose(tf.stop_gradient(matrix))
+
+
+@tf.custom_gradient
+def doubly_tanh(x, matrix):
+    """Its gradient is half of that of a tape of its own, which differentiates by a variable, too."""
+
+    def backward(upstream):
+        with tf.GradientTape() as tape:
+            tape.watch([x, matrix])
+            values = tf.tanh(x @ matrix)
+        return [0.5 * each for each in tape.gradient(values, [x, matrix], output_gradients=upstream)]
+
+    return tf.tanh(x @ matrix), backward
+
+
 OWN_GRADIENTS = {
     "a ratio of its sum": (lambda m, x, y: masked_sum(entropy(m, x, y), weights(y)) / tf.reduce_sum(weights(y)), False),
     "a root of its sum": (lambda m, x, y: tf.sqrt(masked_sum(entropy(m, x, y), weights(y))), False),
@@ -596,6 +614,17 @@ OWN_GRADIENTS = {
     "of each example": (lambda m, x, y: tf.reduce_mean(reversed_back(entropy(m, x, y))), True),
     "of each example, in a ratio": (
         lambda m, x, y: tf.reduce_sum(reversed_back(kept(m, x, y))) / tf.reduce_sum(weights(y)),
+        True,
+    ),
+    "hidden values that are computed again": (
+        lambda m, x, y: (
+            tf.reduce_sum(weights(y) * entropy(m, tf.recompute_grad(lambda x: tf.tanh(x @ m) @ rows(m))(x), y))
+            / tf.reduce_sum(weights(y))
+        ),
+        True,
+    ),
+    "hidden values whose gradient is differentiated within": (
+        lambda m, x, y: tf.reduce_mean(entropy(m, doubly_tanh(x, m) @ rows(m), y)),
         True,
     ),
     "a ratio that is computed again": (

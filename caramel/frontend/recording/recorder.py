@@ -116,6 +116,8 @@ class Recorder:
             of what is differentiated.
         single_examples: for each place with gradients of single examples why they cannot be aggregated.
         custom_depth: number of nested functions that run at this moment and have a gradient function of their own.
+        own_gradient_depth: number of these gradient functions that run at this moment: what they differentiate is part
+            of the differentiation that calls them.
         trace: number of the capture, for which functions are traced anew.
         gathers: inputs of ops that are to have the examples of all workers.
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
@@ -131,6 +133,7 @@ class Recorder:
     vectorised_depth: int = 0
     single_examples: list[str] = field(default_factory=list)
     custom_depth: int = 0
+    own_gradient_depth: int = 0
     trace: int = field(default_factory=lambda: next(_numbers))
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
@@ -157,6 +160,8 @@ class Recorder:
         Returns:
             The gradients, marked.
         """
+        if self.own_gradient_depth:
+            return gradients
         by_tensor = [_is_tensor(s) and not _is_variable(s) and not self.vectorised_depth for s in sources]
         gradients = [
             self._marked_by_tensor(s, r) if is_one and _is_tensor(r) else r
@@ -292,12 +297,16 @@ class Recorder:
             self.custom_depth -= 1
         spec = inspect.getfullargspec(own_gradient)
 
-        def marked(*upstream: Any) -> Any:
-            return tf.nest.map_structure(_of_custom_gradient, own_gradient(*upstream))
+        def marked(*upstream: Any, **given: Any) -> Any:
+            self.own_gradient_depth += 1
+            try:
+                own = own_gradient(*upstream, **given)
+            finally:
+                self.own_gradient_depth -= 1
+            return tf.nest.map_structure(_of_custom_gradient, own)
 
         def marked_with_variables(*upstream: Any, variables: Any = None) -> Any:
-            given = {} if variables is None else {"variables": variables}
-            return tf.nest.map_structure(_of_custom_gradient, own_gradient(*upstream, **given))
+            return marked(*upstream, **({} if variables is None else {"variables": variables}))
 
         takes_variables = "variables" in (*spec.args, *spec.kwonlyargs) or spec.varkw is not None
         return result, marked_with_variables if takes_variables else marked
