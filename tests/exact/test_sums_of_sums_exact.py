@@ -79,6 +79,9 @@ UNREAD = {
     "sum and a regulariser": lambda m, x, y: 0.1 * tf.reduce_sum(entropy(m, x, y)) + 0.1 * tf.nn.l2_loss(m),
     "ratio": lambda m, x, y: tf.reduce_sum(weights(y) * entropy(m, x, y)) / tf.reduce_sum(weights(y)),
     "chosen mean": lambda m, x, y: tf.reduce_mean(tf.boolean_mask(entropy(m, x, y), y > 0)),
+    "chosen, by the number of their places": lambda m, x, y: (
+        tf.reduce_sum(tf.gather_nd(entropy(m, x, y), tf.where(y > 0))) / number(tf.shape(tf.where(y > 0))[0])
+    ),
     "root": lambda m, x, y: tf.sqrt(tf.reduce_mean(entropy(m, x, y) ** 2)),
     "centred": lambda m, x, y: tf.reduce_sum((x @ m - tf.reduce_mean(x @ m, 0)) ** 2) / 20.0,
     "mean": lambda m, x, y: tf.reduce_mean(entropy(m, x, y)),
@@ -483,6 +486,7 @@ def contrastive(one, other):
 
 @tf.function
 def covariances(values):
+    values = values - tf.reduce_mean(values, 0)
     matrix = tf.matmul(values, values, transpose_a=True) / number(tf.shape(values)[0] - 1)
     return tf.reduce_sum((matrix - tf.linalg.diag(tf.linalg.diag_part(matrix))) ** 2)
 
@@ -492,7 +496,8 @@ CALLED = {
         contrastive(x @ p.first, x @ p.second) + contrastive(x @ p.second, x[:, ::-1] @ p.first)
     ),
     "of all pairs, once": lambda p, x, y: contrastive(x @ p.first, x @ p.second),
-    "of covariances": lambda p, x, y: covariances(x @ p.first) + tf.nn.l2_loss(p.second),
+    "of covariances": lambda p, x, y: 0.1 * (covariances(x @ p.first) + covariances(tf.tanh(x @ p.second))),
+    "of covariances, once": lambda p, x, y: 0.1 * covariances(x @ p.first) + tf.nn.l2_loss(p.second),
     "added": lambda p, x, y: weighted(p.first, x, y) ** 2 + 0.5 * weighted(p.second, x, y),
     "multiplied": lambda p, x, y: weighted(p.first, x, y) * weighted(p.second, x, y),
     "one of the other": lambda p, x, y: weighted(p.second, x * weighted(p.first, x, y), y),

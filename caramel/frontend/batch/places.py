@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Positions, Total, Value
+from caramel.frontend.batch.domain import ChosenShape, Examples, Positions, Size, Total, Value
 from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
 from caramel.frontend.batch.partitions import stitched
@@ -29,6 +30,9 @@ def of_positions(op: Op) -> Value:
         return op.unknown(MIXES_EXAMPLES)
     if kind == "Size":
         return Total()
+    shape = op.shape(0)
+    if kind == "Shape" and shape is not None:
+        return ChosenShape(0, tuple(Size(None if size is None else Fraction(size)) for size in shape))
     is_vector = op.keeps_numbers or (first.rank == 1 and _is_made_a_vector(op))
     return first if is_vector else op.unknown("reads places, which each worker counts anew")
 

@@ -293,7 +293,7 @@ class Search:
         summed = {s.node for s in self.raw.forward_sums}
         needs = _Needs()
         for name in graph.order:
-            if name not in behind:
+            if name not in behind or graph[name].op in SHAPE_OPS:  # a shape is no function of what the tensor has
                 continue
             texts = data_texts(graph[name])
             if not summed.isdisjoint(map(node_of, texts)) and name not in summed:
