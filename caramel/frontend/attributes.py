@@ -19,8 +19,8 @@ SOURCE_ATTRIBUTE = "_caramel_source"
 the number of the resulting gradient."""
 
 RESULT_ATTRIBUTE = "_caramel_result"
-"""Attribute of the Identity that carries a gradient with respect to a tensor; its value is the gradient's number and
-the ``file:line`` of the call."""
+"""Attribute of the Identity that carries a gradient with respect to a tensor; its value is the gradient's number, the
+number of the call, whether it is the Jacobian of each example, and the ``file:line`` of the call."""
 
 SCOPE_ATTRIBUTE = "_caramel_scope"
 """Attribute of a node that was inlined from a function; its value is the prefix of the node's name."""

@@ -203,8 +203,113 @@ def of_a_term_without_examples(x, y, variables):
     "change", [by_the_examples, by_the_examples_one_by_one, of_a_term_without_examples], ids=lambda f: f.__name__
 )
 def test_a_penalty_on_a_gradient(change):
-    armodel = check(program(change, loss_reduction="mean"), examples(7), 3)
+    armodel = check(program(change), examples(7), 3)
     assert len(armodel.plan.pieces) == 2
+
+
+def slopes_of(x, y, values):
+    """The gradient of a mean by the inputs: of each example, divided by the number of all."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = loss_of(x, y, *values)
+    return tape.gradient(loss, x)
+
+
+def attacked(x, y, variables):
+    """Examples on which the loss is larger, found in steps of a length that depends on the gradient."""
+    moved = x
+    for _ in range(2):
+        slopes = slopes_of(moved, y, variables)
+        moved = tf.clip_by_value(moved + slopes / (0.1 + tf.norm(slopes, axis=1, keepdims=True)), x - 0.3, x + 0.3)
+    return moved
+
+
+def on_attacked_examples(x, y, variables):
+    moved = tf.stop_gradient(attacked(x, y, variables))
+    with tf.GradientTape() as tape:
+        loss = loss_of(moved, y, *variables)
+    return tape.gradient(loss, variables), loss
+
+
+def through_attacked_examples(x, y, variables):
+    with tf.GradientTape() as tape:
+        loss = loss_of(attacked(x, y, variables), y, *variables)
+    return tape.gradient(loss, variables), loss
+
+
+def through_a_function_that_attacks(x, y, variables):
+    attack = tf.function(lambda x, y: x + 0.1 * tf.tanh(5.0 * slopes_of(x, y, variables)))
+    with tf.GradientTape() as tape:
+        loss = loss_of(attack(attack(x, y), y), y, *variables)
+    return tape.gradient(loss, variables), loss
+
+
+def on_attacked_examples_in_a_ratio(x, y, variables):
+    with tf.GradientTape() as tape:
+        moved = x + 0.1 * tf.tanh(5.0 * slopes_of(x, y, variables))
+        squares = tf.square(tf.linalg.matvec(moved, variables[0]) + variables[1] - y)
+        loss = tf.reduce_sum(tf.square(y) * squares) / tf.reduce_sum(tf.square(y))
+    return tape.gradient(loss, variables), loss
+
+
+def with_a_penalty_on_the_slopes_of_a_mean(x, y, variables):
+    with tf.GradientTape() as tape:
+        slopes = slopes_of(x, y, variables)
+        loss = loss_of(x, y, *variables) + tf.reduce_mean(tf.sqrt(0.1 + tf.reduce_sum(tf.square(slopes), 1)))
+    return tape.gradient(loss, variables), loss
+
+
+def by_a_hidden_value(x, y, variables):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            hidden = tf.tanh(tf.linalg.matvec(x, variables[0]) + variables[1])
+            inner.watch(hidden)
+            losses = [tf.reduce_mean(tf.square(hidden - y)), tf.reduce_mean(tf.exp(-hidden))]
+        loss = tf.reduce_mean(tf.square(hidden + tf.tanh(5.0 * inner.gradient(losses, hidden)) - y))
+    return tape.gradient(loss, variables), loss
+
+
+ATTACKS = [
+    on_attacked_examples,
+    through_attacked_examples,
+    through_a_function_that_attacks,
+    on_attacked_examples_in_a_ratio,
+    with_a_penalty_on_the_slopes_of_a_mean,
+    by_a_hidden_value,
+]
+
+
+@pytest.mark.parametrize("change", ATTACKS, ids=lambda f: f.__name__)
+def test_the_gradient_of_a_mean_by_the_examples(change):
+    """Parts of 3, 2 and 2 examples: each worker's mean has another number of them than that of the whole batch."""
+    check(program(change), examples(7), 3)
+
+
+def at_moved_values(x, y, variables):
+    """First-order meta-learning: the gradient is by values that all workers have, and updates the variables."""
+    moved = list(variables)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(moved)
+            loss = loss_of(x, y, *moved)
+        moved = [tf.stop_gradient(m - 0.1 * g) for m, g in zip(moved, tape.gradient(loss, moved))]
+    with tf.GradientTape() as tape:
+        tape.watch(moved)
+        loss = loss_of(x, y, *moved)
+    return [tf.clip_by_norm(g, 0.5) for g in tape.gradient(loss, moved)], loss
+
+
+def by_a_variable_and_by_a_value(x, y, variables):
+    value = tf.identity(variables[1])
+    with tf.GradientTape() as tape:
+        tape.watch(value)
+        loss = loss_of(x, y, variables[0], value)
+    return tape.gradient(loss, [variables[0], value]), loss
+
+
+@pytest.mark.parametrize("change", [at_moved_values, by_a_variable_and_by_a_value], ids=lambda f: f.__name__)
+def test_the_gradient_by_values_that_all_workers_have(change):
+    check(program(change), examples(7), [2, 3])
 
 
 @pytest.mark.parametrize("kind, divided", [("mean", True), ("sum", False)])

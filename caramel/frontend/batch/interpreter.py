@@ -25,6 +25,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
 )
 from caramel.frontend.batch.op import Op
+from caramel.frontend.batch.tensor_gradients import TensorGradient, gradient_by_tensor, tensor_gradients
 from caramel.graph import ops
 from caramel.graph.functions import Library, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
@@ -121,6 +122,11 @@ class Analysis:
         """The nodes whose values choose between the inputs of a Merge, by the Merge."""
         return guards_of(self._graph).decided
 
+    @cached_property
+    def tensor_gradients(self) -> Mapping[str, TensorGradient]:
+        """The gradients with respect to tensors, by the node that carries them."""
+        return tensor_gradients(self._graph)
+
     def value_of(self, tensor: str) -> Value:
         """The abstract value of a tensor."""
         name, index = parse_input(tensor)
@@ -163,6 +169,10 @@ class Analysis:
         notes = self._notes[node.name] = {}
         if node.name in self._given:
             return [self._given[node.name]] * outputs
+        if node.name in self.tensor_gradients:
+            gradient = gradient_by_tensor(self._graph, node.name, self.tensor_gradients[node.name], self.value_of)
+            if gradient is not None:
+                return [gradient]
         if node.op == "Const":
             of_rows = self._bodies.row_constants.get((self._function, node.name))
             return [sizes.of_constant(self._constant(node.name)) if of_rows is None else of_rows]

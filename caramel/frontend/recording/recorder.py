@@ -162,11 +162,17 @@ class Recorder:
         """
         if self.own_gradient_depth:
             return gradients
-        by_tensor = [_is_tensor(s) and not _is_variable(s) and not self.vectorised_depth for s in sources]
-        gradients = [
-            self._marked_by_tensor(s, r) if is_one and _is_tensor(r) else r
-            for s, r, is_one in zip(sources, gradients, by_tensor)
+        by_tensor = [
+            _is_tensor(s) and not _is_variable(s) and not self.vectorised_depth and _is_tensor(r)
+            for s, r in zip(sources, gradients)
         ]
+        if any(by_tensor):
+            self.call = next(_numbers)
+            gradients = [
+                self._marked_by_tensor(s, r) if is_one else r for s, r, is_one in zip(sources, gradients, by_tensor)
+            ]
+            if weights is None:
+                self._mark_targets(target)
         wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, gradients)]
         if not any(wanted):
             return gradients
@@ -182,8 +188,14 @@ class Recorder:
         flat_weights = [None] * len(targets) if weights is None else tf.nest.flatten(weights)
         for tensor, weight in zip(targets, flat_weights):
             if _is_symbolic(tensor):
+                self.graphs.append(tensor.graph)
                 self._mark_target(tensor if weight is None else _weighted(tensor, weight))
         return marked
+
+    def _mark_targets(self, target: Any) -> None:
+        for tensor in tf.nest.flatten(target):
+            if _is_tensor(tensor):
+                self._mark_target(tensor)
 
     def _marked(self, source: Any, gradient: Any, location: str) -> Any:
         number = attr_value_pb2.AttrValue(i=next(_numbers))
@@ -202,7 +214,21 @@ class Recorder:
         indices.op._set_attr(INDICES_ATTRIBUTE, number)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def _marked_by_tensor(self, source: Any, gradient: Any) -> Any:
+    def mark_by_example(self, target: Any, source: Any, jacobian: Any) -> Any:
+        """The Jacobian of each example, marked together with what it is of.
+
+        Args:
+            target: tensor that is differentiated.
+            source: tensor with respect to which it is, with the examples along the same axis.
+            jacobian: what ``batch_jacobian`` returned.
+        """
+        if self.vectorised_depth or not (_is_tensor(target) and _is_tensor(source) and _is_tensor(jacobian)):
+            return jacobian
+        self.call = next(_numbers)
+        self._mark_targets(target)
+        return self._marked_by_tensor(source, jacobian, is_by_example=True)
+
+    def _marked_by_tensor(self, source: Any, gradient: Any, *, is_by_example: bool = False) -> Any:
         """A gradient with respect to a tensor, marked together with the tensor.
 
         Where the tensor is the same on all workers, the gradient should be that of all examples.
@@ -212,10 +238,9 @@ class Recorder:
         with record.stop_recording():
             noted = tf.identity(source, name="caramel_source")
         noted.op._set_attr(SOURCE_ATTRIBUTE, number)
+        number.list.i.extend((self.call, int(is_by_example)))
         number.list.s.append(user_location().encode())
-        carried = tf.identity(gradient, name="caramel_result")
-        carried.op._set_attr(RESULT_ATTRIBUTE, number)
-        return carried
+        return total_marks.carried(gradient, "caramel_result", RESULT_ATTRIBUTE, number)
 
     def scope(self, name: Any) -> Any:
         """The name of a scope that the program opens; one with a slash is of what is there already.
@@ -354,7 +379,6 @@ class Recorder:
         return self._gathered[key][1]
 
     def _mark_target(self, tensor: Any) -> None:
-        self.graphs.append(tensor.graph)
         marks = attr_value_pb2.AttrValue()
         if TARGETS_ATTRIBUTE in tensor.op.node_def.attr:
             marks.CopyFrom(tensor.op.node_def.attr[TARGETS_ATTRIBUTE])
@@ -606,7 +630,8 @@ def _jacobian(name: str) -> Callable[..., Any]:
 
     def jacobian(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(_is_variable(source) for source in tf.nest.flatten(sources)):
-            return original(tape, target, sources, *args, **kwargs)
+            results = original(tape, target, sources, *args, **kwargs)
+            return recorder.mark_by_example(target, sources, results) if name == "batch_jacobian" else results
 
         def call() -> Any:
             recorder.note_single_examples(f"GradientTape.{name}")

@@ -86,11 +86,23 @@ def sized(tensor: Any) -> Any:
 
 
 def _of_all_workers(tensor: Any, name: str, attribute: str, value: Any) -> Any:
-    """An Identity with an attribute, behind which a tensor is differentiated like the ops that are marked."""
+    whole = carried(tensor, name, attribute, value)
+    whole.op._set_attr(OVER_WORKERS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    return whole
+
+
+def carried(tensor: Any, name: str, attribute: str, value: Any) -> Any:
+    """An Identity with an attribute, behind which a tensor is differentiated like the ops that are marked.
+
+    Args:
+        tensor: tensor of a graph.
+        name: name of the Identity.
+        attribute: name of the attribute.
+        value: its value.
+    """
     with record.stop_recording():
         whole = tf.identity(tensor, name=name)
     whole.op._set_attr(attribute, value)
-    whole.op._set_attr(OVER_WORKERS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
     _number(whole.op)
 
     def backward(*upstream: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from functools import partial
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, SINGLE_ATTRIBUTE, without_capture_attributes
 from caramel.frontend.batch.domain import Examples
+from caramel.frontend.batch.tensor_gradients import pruned_with_differentiated
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import Accumulation, accumulated
@@ -214,7 +215,10 @@ def _roles(
     except UnsupportedError as refusal:
         # A learning rate may follow a loss, or a step may be left out where the loss is not finite.
         kinds = variable_classes.classify(*of_all, refuses=False).kinds
-        summed = None if inside else Search(raw, _analyse(used, inputs, kinds), (), refusal).with_losses()
+        if inside:
+            raise
+        search = Search(raw, _analyse(used, inputs, kinds), (), refusal)
+        summed = search.with_gradients_by_tensors(step.nodes) or search.with_losses()
         if summed is None:
             raise
         return summed
@@ -340,7 +344,7 @@ def _analyse(
     def analyse(program: RawProgram) -> tuple[Reductions, Sequence[str]]:
         losses = _differentiated(program, used)
         roots = [*program.targets, *map(node_of, (*losses, *program.results)), *(node_of(g.tensor) for g in used)]
-        graph = program.graph.pruned(roots)
+        graph = pruned_with_differentiated(program.graph, roots)
         return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
 
     return analyse
@@ -369,7 +373,8 @@ def _with_losses(raw: RawProgram, step: Graph, used: Sequence[RawGradient], insi
     """The nodes of a step and of its losses, which need not be part of it; other nodes may be of any kind."""
     calls = sorted({*(g.call for g in used), *inside.values()})
     losses = [node_of(tensor) for call in calls for tensor in raw.targets_of(call)]
-    graph = raw.graph.pruned([*step.nodes, *losses, *(node_of(tensor) for tensor in inside)])
+    roots = [*step.nodes, *losses, *(node_of(tensor) for tensor in inside)]
+    graph = pruned_with_differentiated(raw.graph, roots)
     refuse_functions_as_ops(graph, raw.library)
     return graph
 

@@ -22,7 +22,7 @@ from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import gathered_parts, is_plain, is_settled
 from caramel.frontend.roles.divergence import SHAPE_OPS
 from caramel.frontend.roles.loss_reduction import Reductions
-from caramel.frontend.roles.summed_graph import name_over_workers, with_size, with_sum
+from caramel.frontend.roles.summed_graph import name_over_workers, with_share, with_size, with_sum
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
@@ -66,6 +66,7 @@ class _Needs:
         tensors: tensors to sum over the workers.
         gathers: inputs of ops that are to have the examples of all workers.
         sizes: inputs of ops, as (node, position), that are made of sizes and are to be those of all examples.
+        shares: gradients of means with respect to single examples that are to be those of the whole batch's means.
         at: name of the op.
         result: the result of the step for which it is, which may stay as it is; "" for what a loss needs.
     """
@@ -73,6 +74,7 @@ class _Needs:
     tensors: list[str] = field(default_factory=list)
     gathers: set[Gather] = field(default_factory=set)
     sizes: list[tuple[str, int]] = field(default_factory=list)
+    shares: list[str] = field(default_factory=list)
     at: str = ""
     result: str = ""
 
@@ -121,6 +123,12 @@ class Search:
                     return self.raw
             else:
                 needs = self._next(reductions, losses, told)
+            if needs.shares:
+                if not all(name in self.raw.entries for name in needs.shares):
+                    return None  # where a later gradient enters them cannot be told
+                for name in needs.shares:
+                    self.raw = with_share(self.raw, name)
+                continue
             if needs.result:
                 self._add_for_result(needs, reductions, losses)
                 continue
@@ -156,6 +164,22 @@ class Search:
                 break
             if not self._add(loss, reductions, losses):
                 return None
+        return None if self.raw is before else self.raw
+
+    def with_gradients_by_tensors(self, step: Collection[str]) -> RawProgram | None:
+        """The program whose gradients by tensors that all workers have are those of the whole batch; None without any.
+
+        Args:
+            step: names of the nodes of the step.
+        """
+        before = self.raw
+        reductions, _ = self.analyse(self.raw)
+        for name in reductions.tensor_gradients:
+            tensor = tensor_name(name)
+            value = reductions.value_of(tensor)
+            is_constant = name in self.raw.entries and not self.raw.entries[name]  # to all later differentiations
+            if name in step and is_constant and isinstance(value, Total):
+                self._sum(tensor, [tensor], value, reductions)
         return None if self.raw is before else self.raw
 
     def with_updates(self, writers: Sequence[str]) -> RawProgram | None:
@@ -210,11 +234,14 @@ class Search:
         value = reductions.value_of(loss)
         if isinstance(value, Unknown):
             tried = (self._at(name, reductions) for name in self._causes(loss, reductions))
-            needs = next((n for n in tried if n.tensors or n.gathers or n.sizes), None)
+            needs = next((n for n in tried if n.tensors or n.gathers or n.sizes or n.shares), None)
             needs = self._sizes_beside(loss, reductions) if needs is None else needs
             return needs if not needs.gathers or self._has_small_parameters(needs.at, losses) else _Needs()
         if isinstance(value, (Examples, Total)) and value.mixed_by:
             return self._at(value.mixed_by, reductions)
+        shares = reductions.unscaled_gradients([loss])
+        if shares:
+            return _Needs(shares=shares)
         if isinstance(value, Independent):
             return self._sizes_beside(loss, reductions)
         return _Needs(self._totals(loss, reductions))
@@ -260,6 +287,9 @@ class Search:
         first = values[0][2] if values else None
         if op.op == "Mean" and isinstance(first, Examples) and first.chosen and first.axis == 0:
             return self._at(first.mixed_by, reductions) if first.mixed_by else _Needs([tensor_name(name)])
+        shares = reductions.unscaled_gradients([text for _, text, _ in values])
+        if shares:
+            return _Needs(shares=shares, at=name)
         needs = _Needs(at=name)
         for _, text, value in values:
             if isinstance(value, (Total, Statistic)):

@@ -23,6 +23,7 @@ from caramel.frontend.batch.domain import (
     is_everywhere,
 )
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
+from caramel.frontend.batch.tensor_gradients import unscaled_gradients
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
@@ -82,6 +83,15 @@ class Reductions:
     def value_of(self, tensor: str) -> Value:
         """The abstract value of a tensor: how it depends on the examples."""
         return self._analysis.value_of(tensor)
+
+    @property
+    def tensor_gradients(self) -> Collection[str]:
+        """Names of the nodes that carry gradients with respect to tensors."""
+        return self._analysis.tensor_gradients
+
+    def unscaled_gradients(self, tensors: Sequence[str]) -> list[str]:
+        """The gradients with respect to tensors that have put a power of the number of examples into some tensors."""
+        return unscaled_gradients(self._graph, tensors, self.value_of, self._analysis.tensor_gradients)
 
     def reduction_of(self, loss: str) -> tuple[str | None, str]:
         """``("mean" | "sum" | None, reason)`` for a differentiated tensor; None where the reduction cannot be told."""

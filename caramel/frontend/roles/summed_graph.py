@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from tensorflow.core.framework import attr_value_pb2
+
 from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Value
 from caramel.frontend.captured import Entry, RawProgram
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
-from caramel.graph.nodes import node
-from caramel.graph.shapes import SHAPES_ATTRIBUTE
+from caramel.graph.nodes import constant, dtype_attribute, node
+from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import ForwardSum
 
 
@@ -107,6 +109,74 @@ def with_size(
     source, index = parse_input(reader.input[position])
     reader.input[position] = format_input(copies[source], index)
     return replace(raw, graph=graph.replaced({name: reader}, added), forward_sums=(*raw.forward_sums, *sums))
+
+
+def with_share(raw: RawProgram, result: str) -> RawProgram:
+    """The program in which a gradient of a mean with respect to single examples is that of the whole batch's mean.
+
+    It is multiplied by the share that a worker's part has of the examples, and so is what enters it where the program
+    differentiates once more.
+
+    Args:
+        raw: the captured program.
+        result: name of the node that carries the gradient.
+    """
+    graph = raw.graph
+    dtype = ops.output_types(graph[result])[0]
+    share, number = f"{result}/share", "examples/number"
+    added = [] if number in graph else _number_of_examples(graph, next(i.node for i in raw.inputs if i.split))
+    wide = dtype_attribute("float64")
+    added.append(_scalar(node(f"{share}/exact", "RealDiv", [number, number], T=wide)))
+    added.append(_scalar(node(share, "Cast", [f"{share}/exact"], SrcT=wide)))
+    added[-1].attr["DstT"].type = dtype
+    changed: dict[str, NodeDef] = {}
+    places = [(tensor_name(result), f"{result}/of_all_examples", graph.consumers[result])]
+    places += [
+        (entry.tensor, f"{result}/entering_share_{position}", entry.readers)
+        for position, entry in enumerate(raw.entries[result])
+    ]
+    for tensor, name, readers in places:
+        product = _identity(graph, name, tensor, marked=False)
+        product.op = "Mul"
+        product.input.append(share)
+        added.append(product)
+        for reader, position in readers:
+            if not graph[reader].input[position].startswith("^"):
+                changed.setdefault(reader, copied(graph[reader]))
+                changed[reader].input[position] = name
+    entries = {op: known for op, known in raw.entries.items() if op != result}
+    scaled = _renamed(
+        replace(raw, graph=graph.replaced(changed, added), entries=entries),
+        tensor_name(result),
+        tensor_name(places[0][1]),
+    )
+    behind = [f"{number}/{part}" for part in ("shape", "axis", "rows")] + [number]
+    return with_size(scaled, f"{share}/exact", 1, behind, {behind[0]: Examples(0)})
+
+
+def _number_of_examples(graph: Graph, batch: str) -> list[NodeDef]:
+    """Nodes of the number of examples in a batch, the last of which has it."""
+    number = "examples/number"
+    dtype = attr_value_pb2.AttrValue(type=ops.output_types(graph[batch])[0])
+    whole, index = dtype_attribute("int64"), dtype_attribute("int32")
+    shape = node(f"{number}/shape", "Shape", [batch], T=dtype, out_type=whole)
+    rank = static_shape(graph, batch)
+    shape.attr[SHAPES_ATTRIBUTE].list.shape.add().dim.add().size = -1 if rank is None else len(rank)
+    axis = constant(f"{number}/axis", 0, "int32", "")
+    rows = node(
+        f"{number}/rows", "GatherV2", [shape.name, axis.name, axis.name], Tparams=whole, Tindices=index, Taxis=index
+    )
+    return [
+        shape,
+        _scalar(axis),
+        _scalar(rows),
+        _scalar(node(number, "Cast", [rows.name], SrcT=whole, DstT=dtype_attribute("float64"))),
+    ]
+
+
+def _scalar(made: NodeDef) -> NodeDef:
+    made.attr[SHAPES_ATTRIBUTE].list.shape.add()
+    return made
 
 
 def _identity(graph: Graph, name: str, tensor: str, marked: bool) -> NodeDef:
