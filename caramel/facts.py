@@ -104,6 +104,20 @@ class Trace:
         step = f"a step{of_all} takes {format_ms(self.step_s)} without communication"
         return f"trace of {len(self.op_s):,} ops, {step} ({self.description})"
 
+    def doubt(self, workers_on_host: int) -> str | None:
+        """Why its times are not those of hosts with so many workers each; None where they may be.
+
+        Args:
+            workers_on_host: number of workers on each host.
+        """
+        if self.workers == workers_on_host:
+            return None
+        traced = "one worker" if self.workers == 1 else f"{self.workers} workers at once"
+        return (
+            f"the trace is of {traced} on a host, and the hosts asked about have {workers_on_host} each, which share "
+            f"its cores otherwise: trace with --workers-on-host {workers_on_host}"
+        )
+
     @property
     def spread(self) -> float:
         """The standard deviation of steps without communication, as a fraction of their mean; 0 if not known."""

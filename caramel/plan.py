@@ -244,6 +244,20 @@ class Interval:
         return f"with 95 % probability {format_ms(self.low_s)} to {format_ms(self.high_s)} ({parts})"
 
 
+def predicted_beside(predicted_s: float, measured_s: float) -> str:
+    """What was predicted, with how much less or more that is than what was measured.
+
+    >>> predicted_beside(0.9, 1.0)
+    'predicted 900 ms, 10.0% less'
+
+    Args:
+        predicted_s: predicted seconds of a step.
+        measured_s: measured seconds of it.
+    """
+    difference = predicted_s / measured_s - 1
+    return f"predicted {format_ms(predicted_s)}, {abs(difference):.1%} {'less' if difference < 0 else 'more'}"
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The predicted step, in steady state.
@@ -305,10 +319,10 @@ class Prediction:
             )
         if steps_in_run > 1:
             return f"predicted {format_ms(predicted_s)} for a step by itself, and {steps_in_run} were one run"
-        text = f"predicted {format_ms(predicted_s)} ({predicted_s / step_s - 1:+.1%}"
+        text = predicted_beside(predicted_s, step_s)
         if self.interval is None:
-            return f"{text})"
-        return f"{text}, {'within' if self.holds(step_s) else 'outside'} the interval)"
+            return text
+        return f"{text} and {'within' if self.holds(step_s) else 'outside'} the interval of the prediction"
 
     def as_dict(self) -> dict[str, float]:
         """The figures, in SI units."""

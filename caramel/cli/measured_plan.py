@@ -15,7 +15,7 @@ from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import without_long_wait_s
+from caramel.plan import predicted_beside, without_long_wait_s
 from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
@@ -62,7 +62,7 @@ class TriedPlan:
         why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
         if servers is not None and servers.prediction is not None:
             predicted_s = servers.prediction.step_s
-            text = f"{text}; predicted {format_ms(predicted_s)} ({predicted_s / self.step_s - 1:+.1%})"
+            text = f"{text}; {predicted_beside(predicted_s, self.step_s)}"
             return text if why is None else f"{text}\nnote: {why[0].lower()}{why[1:]}"
         if prediction is None:
             return text

@@ -34,7 +34,7 @@ _NOT_GIVEN = (None, ())
 @with_cluster("processes")
 @with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--quick", is_flag=True, help="A first look in about a minute: fewer sizes, depths and rounds.")
+@click.option("--quick", is_flag=True, help="A first look in one to two minutes: fewer sizes, depths and rounds.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
 @click.option(
     "--size",

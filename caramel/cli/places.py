@@ -177,6 +177,11 @@ class Place:
                 raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
             workers = len(devices or known)
         whole_number(workers, "--workers")
+        if known and not devices and workers > len(known):
+            raise InputError(
+                f"--workers {workers}: the cluster ({self.name}) has {len(known)} worker{'s' * (len(known) != 1)}. "
+                "Give a server for each, or several devices of a server (--device)"
+            )
         return workers, tuple(devices) or other_than_default(known, workers) or ()
 
     def _check_roles(self, workers: int | None, named: int) -> None:

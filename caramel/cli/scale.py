@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
     from caramel.scaling.policies import Policy
     from caramel.scaling.question import Batch, Link
+
+_logger = logging.getLogger(__name__)
 
 
 @click.command(cls=ProgramCommand)
@@ -188,4 +191,8 @@ def _traces(loaded: Program, files: Sequence[str], workers_on_host: int) -> list
         from caramel.cli.workflows import traced_program
 
         found = [traced_program(loaded, workers_on_host, workers_on_host)]
-    return [trace for trace in found if trace is not None]
+    traces = [trace for trace in found if trace is not None]
+    for doubt in dict.fromkeys(trace.doubt(workers_on_host) for trace in traces):
+        if doubt is not None:
+            _logger.warning("%s", doubt)
+    return traces

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--examples",
     metavar="B,B,...",
-    help="Trace with each of these numbers of examples of a worker, into a file for each, for caramel scale; default: "
-    "as in the first batch.",
+    help="Trace with each of these numbers of examples of a worker, for caramel scale; of several each has a "
+    "file of its own. Default: as in the first batch.",
 )
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
 @click.option("--steps", type=int, default=30, show_default=True, help="Number of plain steps.")
@@ -78,7 +78,7 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     counts = _counts(examples, timeline, options["workers"])
-    files = [out] if not counts else [str(Path(out).with_suffix(f".{count}.json")) for count in counts]
+    files = [out] if len(counts) < 2 else [str(Path(out).with_suffix(f".{count}.json")) for count in counts]
     for file in files:
         check_writable(file)
     if timeline is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,10 @@ from caramel.facts import Trace
 from caramel.frontend.program_file import Program
 from caramel.measure.trace_file import as_trace
 from caramel.model import Model
+from caramel.netmodel.file import as_network
 from caramel.plan import Plan
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def planned(
     """
     options = dict(decisions)
     trace = as_trace(options.pop("trace"), loaded.context.for_workers(workers).model_for(workers))
+    if trace is not None:
+        _warn_of_other_hosts(trace, options.get("network"))
     if trace is None and options["sync_every"] is None:  # else nothing is sent beside computation
         trace = traced_program(loaded, workers_on_host, workers)
     if analyzers is None:
@@ -68,6 +74,14 @@ def planned(
         return PlannedProgram(context.model_for(workers), plan, facts)
     armodel = ARModel(loaded.context, workers, **options)
     return PlannedProgram(armodel.model, armodel.plan, armodel.facts)
+
+
+def _warn_of_other_hosts(trace: Trace, network: Any) -> None:
+    """Warn where a trace is of workers that shared a host, and a network that was given by hand has a host for each."""
+    found = as_network(network)
+    doubt = None if found is None or found.given is None else trace.doubt(found.workers_on_host)
+    if doubt is not None:
+        _logger.warning("%s", doubt)
 
 
 def traced_program(loaded: Program, workers_on_host: int, workers: int) -> Trace:

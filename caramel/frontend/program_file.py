@@ -138,7 +138,11 @@ def load_program(spec: str) -> Program:
     """
     name, colon, entry_name = spec.rpartition(":")
     if not colon or not name or not entry_name:
-        raise ProgramError(f"{spec!r} is not FILE.py:ENTRY: name the file and the function in it, as in train.py:build")
+        raise ProgramError(
+            f"{spec!r} is not FILE.py:ENTRY: name the file and the function in it that makes the program, as in "
+            "train.py:build. (A script that trains a Keras model by itself can be planned and run, by caramel plan and "
+            "caramel run; other commands need such a function)"
+        )
     path = Path(name)
     entry = _entry(_module(path), entry_name, path)
     return _program(entry, f"{path}:{entry_name}")

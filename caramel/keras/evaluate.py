@@ -282,7 +282,7 @@ class _Place:
         pulls: _Pulls,
     ) -> _Place:
         place = cluster_or_default(cluster)
-        number, known = workers_of(place, workers, server_tasks(asdict(pulls)) or 0)
+        number, known = workers_of(place, workers, server_tasks(asdict(pulls)) or 0, has_devices=devices is not None)
         made = cls(method, number, place, known if devices is None else tuple(devices), step_timeout_s, sharding, pulls)
         made.options()  # refused before anything is captured
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from caramel import __version__
 from caramel.armodel import ARModel
 from caramel.compiler.options import OPTION_NAMES
 from caramel.compiler.server_tasks import server_tasks
-from caramel.errors import InputError
+from caramel.errors import InputError, listed
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import (
     callback_list,
@@ -34,7 +34,7 @@ from caramel.keras.validation import Validation, check_validation, validation_na
 from caramel.netmodel.file import as_network
 from caramel.report.pictures import Pictures
 from caramel.runtime.clusters.base import Cluster, workers_of
-from caramel.runtime.clusters.in_process import cluster_or_default
+from caramel.runtime.clusters.in_process import InProcess, cluster_or_default
 from caramel.runtime.session import Session
 from caramel.runtime.steps_per_execution import AUTO, StepsInRun, within_epochs
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, refuse_unknown, shown, whole_number
@@ -152,7 +152,7 @@ def fit(
     )
     pictures = Pictures(model.name, drawn, described, __version__)
     place = cluster_or_default(cluster)
-    number, devices = workers_of(place, workers, server_tasks(options) or 0)
+    number, devices = workers_of(place, workers, server_tasks(options) or 0, has_devices="device_list" in options)
     if devices is not None:
         options.setdefault("device_list", devices)
     if options.get("network") is not None:  # before anything is traced for it
@@ -309,9 +309,21 @@ def _opened(
         say(f"caramel: {armodel.plan.servers}{'' if predicted is None else f'; {predicted}'}")
     elif traced.get("trace") is not None or traced.get("plan") is not None:
         say(one_line(armodel, time.perf_counter() - began_s))
+    else:
+        examples = data.examples_in_batches
+        of_a_step = "" if examples is None else f", {examples} example{'s' * (examples != 1)} in a step"
+        say(f"caramel: {workers} worker{'s' * (workers != 1)} {_place(cluster, armodel.plan.devices)}{of_a_step}")
     servers = servers_of(model, cluster, armodel.plan, armodel.plan.transfer_threads)
     session = armodel.session(servers, step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data, armodel.facts)
+
+
+def _place(cluster: Cluster, devices: Sequence[str]) -> str:
+    """Where workers are, for people."""
+    if isinstance(cluster, InProcess):
+        return "in this process"
+    hosts = dict.fromkeys(cluster.hosts_of(devices))
+    return f"on {listed(list(hosts), 4)}" if hosts else "on servers"
 
 
 def _trained(

@@ -20,6 +20,9 @@ from caramel.util.units import format_time
 FORMAT = JsonFormat("trace", 2, TraceError, "caramel trace", "trace anew (caramel trace)", "caramel trace")
 
 
+_ORDERS = {"total": "all that gradients need in one order", "updates": "the gradients' last ops in one order"}
+"""What each kind of `ControlEdges` orders, for people."""
+
 _LONGEST_S = 1e9
 """The longest time that makes sense, 32 years, as for all-reduces: more is a mistake, such as another unit."""
 
@@ -143,11 +146,11 @@ def as_text(trace: Trace, most: int = 10) -> str:
 def _orders(trace: Trace) -> list[str]:
     free_s = trace.ordered_step_s.get("none", 0.0)
     costs = [
-        f"{kind} {format_time(time_s)} ({time_s / free_s - 1:+.1%})"
+        f"{format_time(time_s)} ({time_s / free_s - 1:+.1%}) with {_ORDERS.get(kind, kind)}"
         for kind, time_s in trace.ordered_step_s.items()
         if free_s > 0 and kind != "none"
     ]
-    return [f"with an order of gradients enforced a step takes: {', '.join(costs)}"] if costs else []
+    return [f"measured in turn, a step takes {format_time(free_s)} with no order, {', '.join(costs)}"] if costs else []
 
 
 def check_trace(trace: Trace, model: Model) -> None:

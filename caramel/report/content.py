@@ -10,7 +10,7 @@ from importlib import metadata
 
 from caramel.errors import listed
 from caramel.plan import Plan, is_long_wait, without_long_wait_s
-from caramel.report.figures import exposed_by_cause, exposed_by_transfer
+from caramel.report.figures import StepFigures, exposed_by_cause, exposed_by_transfer, figures_of
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
 from caramel.report.what_helps import WhatIf
@@ -37,6 +37,7 @@ class Report:
         measured: the measured step, if one was traced.
         record: the training, if there was one.
         warnings: sentences about what is doubtful or to be expected, besides the notes of the plan.
+        shares_cores: whether workers compute in turn, on cores that they share.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Report:
     measured: StepTimeline | None = None
     record: RunRecord | None = None
     warnings: tuple[str, ...] = ()
+    shares_cores: bool = False
 
 
 def milliseconds(time_s: float) -> str:
@@ -76,22 +78,39 @@ def advice(report: Report) -> list[str]:
     exposed = exposed_by_transfer(report.predicted) if report.predicted is not None else {}
     waits = _worth_a_word({f"transfer {number}": s for number, s in exposed.items()}, step.iteration_s)
     if waits:
-        sentences.append(f"The step waits for {waits}.")
+        sentences.append(f"By the prediction the step waits for {waits}.")
     else:
-        sentences.append("The step waits for no transfer that is worth a word: communication is hidden.")
+        sentences.append("By the prediction the step waits for no transfer that is worth a word.")
+    if report.measured is not None:
+        sentences += _about_measured(figures_of(report.measured), step.exposed_s, report.shares_cores)
     shorter = 1 - 1 / (1 + prediction.gap)  # the gap is in units of the bound
     if prediction.has_bound and prediction.gap <= _SMALL_GAP:
         sentences.append(
-            f"No plan for this computation and network is more than {shorter:.1%} shorter: only faster links, "
-            "fewer bytes or more computation between two transfers help."
+            f"No plan for this computation and network is predicted to be more than {max(shorter, 0.0):.1%} shorter: "
+            "only faster links, fewer bytes or more computation between two transfers help."
         )
     elif prediction.has_bound:
-        sentences.append(f"The best plan is at most {shorter:.1%} shorter, if there is a better one.")
+        sentences.append(f"By the prediction the best plan is at most {shorter:.1%} shorter, if there is a better one.")
     if step.rho < 1:
         sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the processors are what is short.")
     else:
         sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the links are what is short.")
     return sentences
+
+
+def _about_measured(measured: StepFigures, predicted_exposed_s: float, shares_cores: bool) -> list[str]:
+    """What is to be said where a traced step waits longer for transfers than the predicted one."""
+    more_s = measured.exposed_s - predicted_exposed_s
+    if more_s <= _SHARE_TO_NAME * measured.step_s:
+        return []
+    why = (
+        "Workers share cores here, so a transfer waits for a processor, or for a worker whose turn comes later; no "
+        "plan changes that."
+        if shares_cores
+        else "Trace and measure the network anew where it trains, with nothing else running."
+    )
+    waits = f"{milliseconds(measured.exposed_s)} of {milliseconds(measured.step_s)}"
+    return [f"In the traced step it waits for transfers {waits}, longer than predicted. {why}"]
 
 
 def _about_servers(servers: ParameterServers, predicted: StepTimeline | None) -> list[str]:
@@ -140,6 +159,12 @@ def notes(report: Report) -> list[tuple[str, str]]:
             "measure the network anew where it trains, with nothing else running."
         )
         found.insert(0, ("warning", text))
+    elif (below_s := _below_bound(report)) is not None:
+        text = (
+            f"The measured step of {milliseconds(below_s)} is shorter than the lower bound. That follows from the "
+            "trace, whose computation took longer than that of this run."
+        )
+        found.insert(0, ("warning", text))
     found += [("plan", note) for note in report.plan.notes]
     found += [("checked", statement) for statement in report.plan.proof]
     return found
@@ -152,6 +177,15 @@ def _outside_interval(report: Report) -> float | None:
         return None
     rest_s = without_long_wait_s(record.median_step_s, record.data_wait_s)
     return None if prediction.holds(rest_s) else rest_s
+
+
+def _below_bound(report: Report) -> float | None:
+    """Measured seconds of a step that is shorter than the lower bound of the prediction; None for any other."""
+    record, prediction = report.record, report.plan.prediction
+    if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
+        return None
+    is_below = prediction.has_bound and record.median_step_s < prediction.lower_bound_s
+    return record.median_step_s if is_below else None
 
 
 def versions(report: Report) -> list[tuple[str, str]]:

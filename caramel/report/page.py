@@ -140,7 +140,11 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         tiles.append(("lower bound", milliseconds(predicted.lower_bound_s), "no order of pulls is shorter"))
     if prediction is not None and prediction.has_bound:
         tiles.append(
-            ("lower bound", milliseconds(prediction.lower_bound_s), f"no plan is shorter; gap {prediction.gap:.1%}")
+            (
+                "lower bound",
+                milliseconds(prediction.lower_bound_s),
+                f"no plan is predicted to be shorter; gap {max(prediction.gap, 0.0):.1%}",
+            )
         )
     if record is not None and record.examples_per_s is not None:
         tiles.append(("throughput", f"{record.examples_per_s:,.0f} /s", "examples of all workers"))

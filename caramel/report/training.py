@@ -53,4 +53,5 @@ def training_report(
         record.timeline(),
         record,
         () if warning is None else (warning,),
+        warning is not None,
     )

@@ -338,6 +338,12 @@ _COLLECTIVES_ABORTED = "Collective ops is aborted"
 _SENT_AGAIN = "request was received twice"
 """Text of TensorFlow about a step that it sends again after a worker was lost: that is no cause."""
 
+WHAT_TO_DO = (
+    "Start what is gone once more, and go on from the last checkpoint: by the same command or script, or in a new "
+    "session"
+)
+"""What a user does about a lost worker."""
+
 _LOST_WORKER_CODES = (tf.errors.UNAVAILABLE, tf.errors.ABORTED, tf.errors.CANCELLED)
 """Error codes with which a run ends if a worker cannot be reached."""
 
@@ -358,9 +364,7 @@ def caramel_error(error: Any, when: str) -> CaramelError:
         )
     if error.error_code in _LOST_WORKER_CODES:
         reason = "" if _SENT_AGAIN in first else f" ({first})"
-        return ClusterError(
-            f"a worker cannot be reached any more{reason}. Start a new session and restore the last checkpoint"
-        )
+        return ClusterError(f"a worker cannot be reached any more{reason}. {WHAT_TO_DO}")
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 
 

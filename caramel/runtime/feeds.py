@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from caramel.collectives.schedule import balanced
 from caramel.errors import InputError
 from caramel.signature import NONE, Feed, Signature
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,23 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
             f"Feed a multiple of {workers}, or make the model with uneven_batches='weight'"
         )
     return Batch(feeds, shares, signature.reduction)
+
+
+def warn_of_idle_workers(batch: Batch) -> None:
+    """Say where a batch has fewer examples than there are workers: some of them compute in vain.
+
+    Args:
+        batch: the first batch; a last one may have few.
+    """
+    examples, workers = sum(batch.shares), len(batch.shares)
+    if 0 < examples < workers:
+        _logger.warning(
+            "the first batch has %d example%s for %d workers: %d of them compute in vain in each such step",
+            examples,
+            "s" * (examples != 1),
+            workers,
+            batch.shares.count(0),
+        )
 
 
 def _check_static(feed: Feed, examples: int, workers: int) -> None:

@@ -25,7 +25,7 @@ from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
 from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, KindOfRun, Run
-from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, step_fetches
+from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, step_fetches, warn_of_idle_workers
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.row_errors import with_row
@@ -130,7 +130,7 @@ class Session:
         self._timeout_s = step_timeout_s
         self._data_wait_s = 0.0
         self._failure: str | None = None  # why no step may be taken
-        self._is_pending = False
+        self._is_pending = self._has_run = False
         self._steps_since_flush = 0
         self._on_metadata: Callable[[bytes], None] | None = None
         self._closed = False
@@ -332,6 +332,9 @@ class Session:
     def _noted(self, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[StepResult]:
         """The results of steps that have run."""
         results = step_results(self._signature, batches, values, self._step_count)
+        if not self._has_run:  # a later batch may be a last one, of few examples
+            self._has_run = True
+            warn_of_idle_workers(batches[0])
         self._step_count += len(results)
         self._is_pending = bool(self._signature.flush)
         self._steps_since_flush += len(results)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
+
+from caramel.util.units import format_ms
 
 FIRST_RUNS = 3
 """Number of runs that are left out: they prune and place the graph, allocate, and fill caches. Each is one step or
 several."""
+
+_LAST_RUNS = 10_000
+"""Number of runs, the last ones, of which medians are taken."""
 
 
 class SettledRuns:
@@ -45,7 +52,9 @@ class StepRate:
         self.steps = 0
         self._runs = SettledRuns()
         self._counted = self._examples = 0
-        self._counted_s = self._counted_wait_s = self._wait_s = 0.0
+        self._counted_s = self._wait_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_LAST_RUNS)
+        self._waits_s: deque[float] = deque(maxlen=_LAST_RUNS)
         self._end_s = self._started_s = time.perf_counter()
 
     def note(self, examples: int, steps: int = 1, wait_s: float = 0.0) -> None:
@@ -62,7 +71,8 @@ class StepRate:
         if self._runs.note(steps):
             self._counted += steps
             self._counted_s += self._end_s - before_s
-            self._counted_wait_s += waited_s
+            self._steps_s.append((self._end_s - before_s) / steps)
+            self._waits_s.append(waited_s / steps)
             self._examples += examples
 
     @property
@@ -77,19 +87,18 @@ class StepRate:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step, as a mean; None while there are too few."""
-        return self._counted_s / self._counted if self._counted else None
+        """Median seconds of a step; None while there are too few."""
+        return statistics.median(self._steps_s) if self._steps_s else None
 
     @property
     def data_wait_s(self) -> float:
-        """Seconds of a step, as a mean, in which it waits for its data."""
-        return self._counted_wait_s / self._counted if self._counted else 0.0
+        """Median seconds of a step in which it waits for its data."""
+        return statistics.median(self._waits_s) if self._waits_s else 0.0
 
     @property
     def examples_per_s(self) -> float | None:
-        """Examples in a second; None while there are too few steps, or where their number is not known."""
-        step_s = self.step_s
-        return self._examples / self._counted / step_s if self._examples and step_s else None
+        """Examples in a second of all these steps; None while there are too few, or their number is not known."""
+        return self._examples / self._counted_s if self._examples and self._counted_s else None
 
     def __str__(self) -> str:
         """The steps and their rate, for people."""
@@ -97,4 +106,5 @@ class StepRate:
         if self.step_s is None:
             return text
         rate = "" if self.examples_per_s is None else f", {self.examples_per_s:.4g} examples/s"
-        return f"{text} ({self.step_s * 1e3:.1f} ms each after the first {self.steps - self._counted}{rate})"
+        first = self.steps - self._counted
+        return f"{text} (after the first {first} a median of {format_ms(self.step_s)} each{rate})"

@@ -42,6 +42,7 @@ NEEDS = {
     "--workers 2 --ordering tic": "--ordering is of parameter servers: give --servers, too",
     "--cluster 127.0.0.1:2222,127.0.0.1:2223 --servers 2": "leave no worker",
     "--workers 2 --save-every 3": "--save-every needs --checkpoint DIR",
+    "--workers 4 --cluster a:1,b:1": "--workers 4: the cluster (a:1,b:1) has 2 workers. Give a server for each",
 }
 
 

@@ -55,7 +55,7 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
     assert [line[0] for line in said.stderr.splitlines() if re.match(r"\d of 4: ", line)] == ["1", "2", "3", "4"]
     found = re.search(
         r"measured: ([\d.]+) ms \(median of (\d+) steps\); (for [\d.]+ ms of it the step waits for its data, .*; the rest "
-        r"is [\d.]+ ms, )?predicted [\d.]+ ms \([+-][\d.]+%",
+        r"is [\d.]+ ms, )?predicted [\d.]+ ms, [\d.]+% (less|more)",
         said.stdout,
     )
     assert found and 5 <= int(found[2]) <= 33 and float(found[1]) > 0
@@ -102,16 +102,18 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
         return str(TriedPlan(armodel, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster))
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
-    assert said(1.05, caramel.InProcess()).endswith("predicted 1000 ms (-4.8%, within the interval)")
+    assert said(1.05, caramel.InProcess()).endswith(
+        "predicted 1000 ms, 4.8% less and within the interval of the prediction"
+    )
     assert "\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
     assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith(
-        "outside the interval)\nmeasure again with nothing else running"
+        "outside the interval of the prediction\nmeasure again with nothing else running"
     )
     armodel.plan = SimpleNamespace(
         prediction=None, workers=4, servers=SimpleNamespace(prediction=SimpleNamespace(step_s=1.0))
     )
-    assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms (-50.0%)")
-    assert "(-50.0%)\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
+    assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms, 50.0% less")
+    assert "50.0% less\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
 
 
 @pytest.mark.slow

@@ -100,6 +100,22 @@ def test_the_program_is_traced_where_no_trace_is_given(call):
     assert answer["examples"] == 32 and answer["link"] == "given" and answer["step_s"] > 0
 
 
+def test_a_trace_of_workers_that_shared_a_host_is_doubtful(call, place):
+    from caramel.netmodel.file import save
+
+    asked = ("--workers", 8, "--link-rate", "1Gbit/s", "--policy", "optimal")
+    assert "the trace is of" not in call(*asked).stderr
+    doubt = "the trace is of one worker on a host, and the hosts asked about have 2 each"
+    assert doubt in call(*asked, "--workers-on-host", 2).stderr
+    (place / "shared.json").write_text((place / "trace32.json").read_text().replace('"workers": 1', '"workers": 4'))
+    arguments = ["--workers", "8", "--trace", f"{place}/shared.json"]
+    save(caramel.NetworkModel.from_link_rate(125e6), place / "given.json")
+    for command in (["scale", "--link-rate", "1Gbit/s"], ["plan", "--network", f"{place}/given.json"]):
+        keras.backend.clear_session(free_memory=False)
+        done = CliRunner().invoke(main, [command[0], f"{place}/program.py:build", *command[1:], *arguments])
+        assert done.exit_code == 0 and "the trace is of 4 workers at once on a host" in done.stderr, done.output
+
+
 def test_a_measured_network(call, tmp_path):
     from caramel.netmodel.file import save
     from caramel.netmodel.line import Curve, Sample

@@ -80,6 +80,13 @@ def test_several_numbers_of_examples(call, program, tmp_path):
     assert not out.exists() and f"written: {tmp_path}/trace.4.json, {tmp_path}/trace.20.json" in done.stdout
 
 
+def test_one_number_of_examples_is_in_the_file_that_is_named(call, program, tmp_path):
+    out = tmp_path / "trace.json"
+    quick = ("--runs", 1, "--steps", 1, "--no-orders")
+    done = call(f"{program}:build", "--examples", 20, "--workers-on-host", 2, "--out", out, *quick)
+    assert done.exit_code == 0 and load_trace(out).examples == 20, done.output
+
+
 @pytest.mark.parametrize(
     ("entry", "arguments", "message"),
     [

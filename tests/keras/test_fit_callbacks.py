@@ -122,6 +122,12 @@ def test_what_is_changed_after_the_last_batch_of_an_epoch_stays():
     same(*both(dataset(), epochs=2, callbacks=lambda: [Shrinking()], validation_data=dataset(20, seed=8)))
 
 
+@pytest.mark.parametrize("workers, words", [(1, "1 worker in"), (2, "2 workers in")])
+def test_it_is_said_where_workers_are(workers, words, capsys):
+    caramel.fit(compiled(), *arrays(12), batch_size=6, workers=workers, verbose=2)
+    assert f"caramel: {words} this process, 6 examples in a step\n" in capsys.readouterr().out
+
+
 def test_it_is_said_that_a_look_at_each_batch_costs_something(capsys):
     class Looking(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -31,12 +31,17 @@ def never(*_):
     "given, options, words",
     [
         ((X, Y), {"network": "nowhere.json"}, ["network model 'nowhere.json' cannot be read"]),
+        (
+            (X, Y),
+            {"cluster": caramel.Servers(["a:1"])},
+            ["workers=2: the cluster has 1 worker. Give a server for each"],
+        ),
         ((X, Y), {"cluster": "processes"}, ["caramel.LocalProcesses()", "got 'processes'"]),
         ((X.tolist(), Y), {}, ["x is a list of what is no array", "np.asarray"]),
         ((X, Y), {"validation_data": UNBATCHED}, ["validation_data", "dataset.batch(size)"]),
         ((X, Y), {"validation_data": dataset().repeat()}, ["validation_data has no end", "validation_steps="]),
     ],
-    ids=["network", "cluster", "lists", "unbatched validation", "endless validation"],
+    ids=["network", "few servers", "cluster", "lists", "unbatched validation", "endless validation"],
 )
 def test_before_anything_is_traced(given, options, words, monkeypatch):
     monkeypatch.setattr("caramel.keras.fit.captured_training", never)

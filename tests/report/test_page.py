@@ -10,7 +10,7 @@ import pytest
 
 import caramel
 from caramel.errors import ReportError
-from caramel.report.content import Report, notes, shared_cores_warning
+from caramel.report.content import Report, advice, milliseconds, notes, shared_cores_warning
 from caramel.report.figures import exposed_by_transfer, figures_of
 from caramel.report.page import MOST_BYTES, report_page, write_report
 from caramel.report.predicted import predicted_timeline
@@ -93,7 +93,7 @@ def test_a_page_says_what_there_is(planned, measured):
     assert "something & else" in page.text and "a <note>" in page.text
     assert "1.2.3" in page.text and plan.digest[:12] in page.text
     assert all(what_if.change in page.text for what_if in what_ifs(plan, planned.facts))
-    assert "The step waits for transfer" in page.text
+    assert "By the prediction the step waits for transfer" in page.text
     assert all(note in page.text for note in (*plan.notes, *plan.proof))
 
 
@@ -179,6 +179,27 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
     text = Page(report_page(report_of(planned, record=record))).text
     assert "200 ms median of 6 steps" in text and "120 /s" in text and "after 12 steps; first 3" in text
     assert "outside the interval" in text
+
+
+def test_what_is_measured_is_said_beside_what_is_predicted(planned, measured):
+    """Transfers for which a traced step waits longer than the predicted one, and a step that is shorter than the bound."""
+    prediction = planned.plan.prediction
+    lower_s = prediction.lower_bound_s
+    for share, is_below in ((0.9, True), (1.1, False)):
+        record = recorded(planned, [1.0] * 12)
+        record.step_s[:] = array("d", [share * lower_s] * 12)
+        wide = replace(planned.plan, prediction=replace(prediction, interval=None))
+        texts = [text for _, text in notes(replace(report_of(planned, record=record), plan=wide))]
+        assert any("is shorter than the lower bound" in text for text in texts) == is_below
+    longer = replace(measured, iteration_s=100 * prediction.timeline.iteration_s)
+    exposed_s = figures_of(longer).exposed_s
+    assert exposed_s > prediction.timeline.exposed_s
+    for shares_cores, words in ((True, "Workers share cores here"), (False, "Trace and measure the network anew")):
+        said = advice(replace(report_of(planned, measured=longer), shares_cores=shares_cores))
+        (sentence,) = [text for text in said if text.startswith("In the traced step it waits for transfers")]
+        assert words in sentence and milliseconds(exposed_s) in sentence
+    alone = replace(measured, workers=measured.workers[:1], iteration_s=0.0)
+    assert not any("In the traced step" in text for text in advice(report_of(planned, measured=alone)))
 
 
 def test_steps_of_one_run_share_its_time(planned):

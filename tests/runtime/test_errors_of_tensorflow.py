@@ -26,4 +26,4 @@ def test_a_step_that_is_sent_again_is_no_cause():
     """TensorFlow says so once a worker is lost; what is lost is said beside it."""
     message = "The same RunCallable (Master) request was received twice. request { x: 1 }"
     said = str(caramel_error(tf.errors.AbortedError(None, None, message), "in a step"))
-    assert said.startswith("a worker cannot be reached any more. Start a new session")
+    assert said.startswith("a worker cannot be reached any more. Start what is gone once more")

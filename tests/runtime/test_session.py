@@ -1,6 +1,7 @@
 """A session that trains on many batches."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import caramel
@@ -43,3 +44,23 @@ def test_results_are_the_callers_own():
     assert again.worker_losses[0] == again.worker_losses[1]
     assert np.array_equal(again.outputs["constant"][0], np.arange(8.0))
     assert np.array_equal(x, np.ones((4, 8)))
+
+
+@pytest.mark.parametrize("examples, is_said", [(2, True), (3, False)])
+def test_workers_without_an_example_are_said(examples, is_said, caplog):
+    """Of the first batch only: a last one may have few examples."""
+    w = tf.Variable(1.0, name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x * w) ** 2)
+        w.assign_sub(0.01 * tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None])])
+    with caramel.ARModel(context, 3).session(caramel.InProcess()) as session:
+        session.run([[np.ones(examples, np.float32)], [np.ones(1, np.float32)]])
+    said = [record.message for record in caplog.records if "compute in vain" in record.message]
+    assert (
+        said == ["the first batch has 2 examples for 3 workers: 1 of them compute in vain in each such step"] * is_said
+    )

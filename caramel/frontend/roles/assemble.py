@@ -513,9 +513,12 @@ def _summed_notes(raw: RawProgram) -> list[str]:
     if not raw.forward_sums:
         return []
     names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
+    sums = {s.node for s in raw.forward_sums}
+    made = [n for n, t in raw.outputs if t != raw.loss and sums & raw.graph.ancestors([node_of(t)], control=False)]
+    readers = f"; the step returns what is made of that: {listed(made, 3)}" if made else ""
     return [
         f"values of the whole batch are needed: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
-        "summed over the workers in the forward pass, so that each of them has these values"
+        f"summed over the workers in the forward pass, so that each of them has these values{readers}"
     ]
 
 

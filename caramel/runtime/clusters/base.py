@@ -144,16 +144,19 @@ def has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def workers_of(cluster: Cluster, workers: Any, server_tasks: int = 0) -> tuple[int, tuple[str, ...] | None]:
+def workers_of(
+    cluster: Cluster, workers: Any, server_tasks: int = 0, *, has_devices: bool = False
+) -> tuple[int, tuple[str, ...] | None]:
     """The number of workers on a cluster, and their devices; None for the devices where the default ones will do.
 
     Args:
         cluster: where they run.
         workers: number of workers that the caller asked for; None for as many as the cluster has.
         server_tasks: number of tasks for parameter servers, after those of the workers.
+        has_devices: whether the caller says the device of each worker.
 
     Raises:
-        InputError: it is no number, nothing says how many there are, or parameter servers leave none.
+        InputError: it is no number, nothing says how many there are, there are fewer, or parameter servers leave none.
     """
     devices = cluster.default_devices
     others = max(server_tasks - cluster.parameter_servers, 0)  # those that the description does not call so
@@ -163,6 +166,11 @@ def workers_of(cluster: Cluster, workers: Any, server_tasks: int = 0) -> tuple[i
     if workers is None and not devices:
         raise InputError("say how many workers: workers=N; a cluster such as caramel.Servers knows it by itself")
     number = len(devices) if workers is None else whole_number(workers, "workers")
+    if devices and number > len(devices) and not has_devices:
+        raise InputError(
+            f"workers={number}: the cluster has {len(devices)} worker{'s' * (len(devices) != 1)}. Give a server for "
+            "each, or several devices of a server (device_list=)"
+        )
     return number, other_than_default(devices, number)
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.runtime.clusters.base import has_gpu
-from caramel.runtime.clusters.supervision import WHAT_TO_DO
-from caramel.runtime.executor import KindOfRun, Run
+from caramel.runtime.executor import WHAT_TO_DO, KindOfRun, Run
 from caramel.runtime.host.environment import server_environment
 from caramel.runtime.host.processes import is_stopped
 from caramel.util.temporary import is_in_process, new_directory, no_room

@@ -8,13 +8,11 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from caramel.errors import ClusterError
+from caramel.runtime.executor import WHAT_TO_DO
 from caramel.util.daemon_threads import DaemonThreads
 
 _POLL_S = 0.2
 """Seconds between two looks at the workers."""
-
-WHAT_TO_DO = "Start a new session and restore the last checkpoint"
-"""What a user does about a lost worker."""
 
 
 class Supervisor:

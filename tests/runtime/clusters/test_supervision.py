@@ -49,7 +49,7 @@ def test_a_call_that_waits_for_a_lost_worker_is_given_up(stuck):
     supervisor = Supervisor(workers.lost, workers.lost)
     threading.Timer(0.3, setattr, [workers, "gone", "worker 3 has not answered for 7 s"]).start()
     began_s = time.monotonic()
-    with pytest.raises(ClusterError, match=r"worker 3 has not answered for 7 s\. Start a new session and restore"):
+    with pytest.raises(ClusterError, match=r"worker 3 has not answered for 7 s\. Start what is gone once more"):
         supervisor.call(stuck)
     assert 0.25 < time.monotonic() - began_s < 5 and supervisor.is_stuck
     with pytest.raises(ClusterError, match="worker 3"):
