@@ -39,6 +39,7 @@ from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.temporary import is_in_process
+from caramel.util.units import format_number
 
 _logger = logging.getLogger(__name__)
 
@@ -524,7 +525,7 @@ class Session:
                 results += together
                 in_run.note(len(together))
                 rate.note(sum(result.examples for result in together), len(together), self._data_wait_s)
-                examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
+                examples = "" if rate.examples_per_s is None else f", {format_number(rate.examples_per_s)} examples/s"
                 report(len(results), f"loss {results[-1].loss:.4g}{examples}")
                 if on_run is not None:
                     on_run(together)

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import deque
 
-from caramel.util.units import format_ms
+from caramel.util.units import format_ms, format_number
 
 FIRST_RUNS = 3
 """Number of runs that are left out: they prune and place the graph, allocate, and fill caches. Each is one step or
@@ -105,6 +105,6 @@ class StepRate:
         text = f"{self.steps} step{'s' * (self.steps != 1)} in {self.elapsed_s:.1f} s"
         if self.step_s is None:
             return text
-        rate = "" if self.examples_per_s is None else f", {self.examples_per_s:.4g} examples/s"
+        rate = "" if self.examples_per_s is None else f", {format_number(self.examples_per_s)} examples/s"
         first = self.steps - self._counted
         return f"{text} (after the first {first} a median of {format_ms(self.step_s)} each{rate})"

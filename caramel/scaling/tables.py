@@ -10,7 +10,7 @@ from typing import Any
 
 from caramel.scaling.answers import NOT_TRACED, Answer
 from caramel.util.tables import aligned
-from caramel.util.units import format_time
+from caramel.util.units import format_number, format_time
 
 _ADVICE = f"{NOT_TRACED}: say what a worker has with --batch-per-worker, or trace other batches and give each --trace"
 """What to do about batches that no trace tells of."""
@@ -64,10 +64,10 @@ def _row(answer: Answer, is_best: bool) -> tuple[str, ...]:
     interval = ""
     if answer.low_s is not None and answer.high_s is not None:
         interval = f"{format_time(answer.low_s)} to {format_time(answer.high_s)}"
-    rate = "-" if answer.examples_per_s is None else f"{answer.examples_per_s:.4g}"
+    rate = "-" if answer.examples_per_s is None else format_number(answer.examples_per_s)
     notes = ["best"] if is_best else []
     notes += ["extrapolated"] if answer.basis == "extrapolated" else []
-    shown = (format_time(answer.step_s), interval, f"{answer.utilisation:.0%}", rate, f"{answer.speed_up:.4g}")
+    shown = (format_time(answer.step_s), interval, f"{answer.utilisation:.0%}", rate, format_number(answer.speed_up))
     return (*about, *shown, ", ".join(notes))
 
 

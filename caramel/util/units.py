@@ -75,6 +75,15 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} GiB" if size_bytes >= 1000 else f"{size_bytes:.3g} GiB"
 
 
+def format_number(value: float) -> str:
+    """A number with four digits, or with all that are before the point.
+
+    >>> [format_number(value) for value in (0.12345, 513.27, 15190.4)]
+    ['0.1235', '513.3', '15,190']
+    """
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def format_time(time_s: float) -> str:
     """A time for people.
 
