@@ -312,6 +312,139 @@ def test_the_gradient_by_values_that_all_workers_have(change):
     check(program(change), examples(7), [2, 3])
 
 
+def after(x, y, values, rate=0.3, loss_at=loss_of):
+    """The values after a step of descent, through which a later differentiation may go."""
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        loss = loss_at(x, y, *values)
+    return [value - rate * g for value, g in zip(values, tape.gradient(loss, values))]
+
+
+def through_a_step(x, y, variables):
+    """Meta-learning of second order."""
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, y, *after(x[:, ::-1], y, variables))
+    return tape.gradient(loss, variables), loss
+
+
+def through_several_steps(x, y, variables):
+    with tf.GradientTape() as tape:
+        values = list(variables)
+        for n in range(3):
+            values = after(x + n, y, values)
+        loss = loss_of(x, y, *values)
+    return tape.gradient(loss, variables), loss
+
+
+def through_a_step_on_a_sum(x, y, variables):
+    def total(x, y, a, b):
+        return tf.reduce_sum(tf.square(tf.linalg.matvec(x, a) + b - y))
+
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, y, *after(x, y, variables, rate=0.01, loss_at=total))
+    return tape.gradient(loss, variables), loss
+
+
+def through_a_function_that_is_called_twice(x, y, variables):
+    @tf.function
+    def moved(x, y):
+        return after(x, y, variables)
+
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, y, *moved(x, y)) + loss_of(x, y, *moved(2.0 * x, y))
+    return tape.gradient(loss, variables), loss
+
+
+def with_a_penalty_on_its_norm(x, y, variables):
+    """The gradient is part of the update besides."""
+    with tf.GradientTape() as tape:
+        gradients, loss = gradients_of(x, y, variables)
+        loss = loss + 0.1 * tf.linalg.global_norm(gradients) + 0.01 * tf.nn.l2_loss(variables[0])
+    return [g + 0.5 * h for g, h in zip(gradients, tape.gradient(loss, variables))], loss
+
+
+def with_a_penalty_on_the_slope_by_a_scale(x, y, variables):
+    """Invariant risk minimisation, of two environments."""
+    with tf.GradientTape() as tape:
+        losses = []
+        for n in range(2):
+            scale = tf.constant(1.0, tf.float64)
+            with tf.GradientTape() as inner:
+                inner.watch(scale)
+                risk = loss_of(x + n, y, scale * variables[0], variables[1])
+            losses += [risk, inner.gradient(risk, scale) ** 2]
+        loss = tf.add_n(losses)
+    return tape.gradient(loss, variables), loss
+
+
+THROUGH = [
+    through_a_step,
+    through_several_steps,
+    through_a_step_on_a_sum,
+    through_a_function_that_is_called_twice,
+    with_a_penalty_on_its_norm,
+    with_a_penalty_on_the_slope_by_a_scale,
+]
+
+
+@pytest.mark.parametrize("change", THROUGH, ids=lambda f: f.__name__)
+def test_a_loss_that_is_not_linear_in_a_gradient(change):
+    check(program(change), examples(7), 3)
+
+
+def test_the_same_of_a_graph():
+    v1 = tf.compat.v1
+
+    def build():
+        x, y = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.float64, [None], "y")
+        a = v1.get_variable("a", [4], tf.float64, initializer=v1.constant_initializer([1.0, -0.5, 0.25, 0.75]))
+        (g,) = tf.gradients(loss_of(x, y, a, 0.5), [a])
+        loss = loss_of(x, y, a - 0.3 * g, 0.5)
+        return loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    batches = [{"x": x, "y": y} for x, y in examples(7)]
+    with tf.Graph().as_default(), v1.Session() as session:
+        _, train = build()
+        session.run(v1.global_variables_initializer())
+        for batch in batches:
+            session.run(train, {f"{name}:0": value for name, value in batch.items()})
+        want = session.run(v1.global_variables()[0])
+    with caramel.capture() as watched:
+        watched.loss, _ = build()
+    with caramel.ARModel(watched, 3).session() as session:
+        for batch in batches:
+            session.step(batch)
+        np.testing.assert_allclose(session.values()["a"], want, rtol=1e-9)
+
+
+def through_two_levels(x, y, variables):
+    """What enters the first gradient is differentiated itself, which no sum of it would be part of."""
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as middle:
+            loss = loss_of(x, y, *after(x, y, variables))
+        gradients = middle.gradient(loss, variables)
+        loss = loss_of(x, y, *(v - 0.2 * g for v, g in zip(variables, gradients)))
+    return outer.gradient(loss, variables), loss
+
+
+def of_single_rows(x, y, variables):
+    """A sparse gradient."""
+    rows = tf.cast(y > 0, tf.int64)
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            loss = tf.reduce_mean(tf.square(tf.gather(variables[0], rows) - y))
+        gradient = tf.convert_to_tensor(inner.gradient(loss, variables[0]))
+        loss = loss_of(x, y, variables[0] - 0.3 * gradient**2, variables[1])
+    return tape.gradient(loss, variables), loss
+
+
+@pytest.mark.parametrize("change", [through_two_levels, of_single_rows], ids=lambda f: f.__name__)
+def test_what_no_sum_makes_exact_is_refused(change):
+    one = program(change)()
+    with pytest.raises(caramel.UnsupportedError, match="is part of what is differentiated"):
+        caramel.ARModel(caramel.capture(one.step, one.specs, **one.options), 2)
+
+
 @pytest.mark.parametrize("kind, divided", [("mean", True), ("sum", False)])
 def test_gradients_that_the_caller_weights(kind, divided):
     def change(x, y, variables):

@@ -398,10 +398,11 @@ def _carried(tensor: Any, number: Any) -> Any:
     with record.stop_recording(), graph.gradient_override_map({"Identity": _GRADIENT_OP_TYPE}):
         carried = tf.identity(tensor, name="caramel_gradient")
     carried.op._set_attr(GRADIENT_ATTRIBUTE, number)
+    total_marks.number(carried.op)
 
     def backward(*upstream: Any) -> list[Any]:
         _note_passed(number.i)
-        return list(upstream)
+        return [total_marks.entered(each, carried.op) for each in upstream]
 
     record.record_operation(_GRADIENT_OP_TYPE, [carried], [tensor], backward)  # for tapes
     return carried
@@ -410,7 +411,7 @@ def _carried(tensor: Any, number: Any) -> Any:
 @tf.RegisterGradient(_GRADIENT_OP_TYPE)  # type: ignore[untyped-decorator]  # for tf.gradients, and inside functions
 def _differentiated(op: Any, upstream: Any) -> Any:
     _note_passed(op.get_attr(GRADIENT_ATTRIBUTE))
-    return upstream
+    return total_marks.entered(upstream, op)
 
 
 def _note_passed(number: int) -> None:

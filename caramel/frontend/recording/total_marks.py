@@ -51,8 +51,13 @@ def mark(op: Any) -> None:
 
 
 def _number(op: Any) -> None:
-    op._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=next(_numbers)))
+    number(op)
     op._set_attr("_gradient_op_type", attr_value_pb2.AttrValue(s=(_PREFIX + op.type).encode()))
+
+
+def number(op: Any) -> None:
+    """Give an op a number, whose gradient function tells by `entered` where the gradient enters it."""
+    op._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=next(_numbers)))
 
 
 def over_replicas(tensor: Any, kind: str) -> Any:
@@ -106,7 +111,7 @@ def carried(tensor: Any, name: str, attribute: str, value: Any) -> Any:
     _number(whole.op)
 
     def backward(*upstream: Any) -> list[Any]:
-        return [_entered(each, whole.op) for each in upstream]
+        return [entered(each, whole.op) for each in upstream]
 
     record.record_operation(_PREFIX + "Identity", [whole], [tensor], backward)
     return whole
@@ -161,13 +166,18 @@ def _with_entry(kind: str) -> Callable[..., Any]:
 
 
 def _differentiated(kind: str, op: Any, *upstream: Any) -> Any:
-    entered = [_entered(each, op) for each in upstream]
-    return tf_ops.gradient_registry.lookup(kind)(op, *entered)
+    return tf_ops.gradient_registry.lookup(kind)(op, *(entered(each, op) for each in upstream))
 
 
-def _entered(gradient: Any, forward: Any) -> Any:
-    number = _number_of(forward)
-    if number is None or number < 0 or gradient is None:
+def entered(gradient: Any, forward: Any) -> Any:
+    """A gradient behind an Identity that tells that it enters an op there.
+
+    Args:
+        gradient: gradient of the op's output.
+        forward: the op.
+    """
+    of_forward = _number_of(forward)
+    if of_forward is None or of_forward < 0 or gradient is None:
         return gradient
     if isinstance(gradient, tf.IndexedSlices) and forward.type == "Identity":  # of all workers: each takes its own rows
         gradient = tf.convert_to_tensor(gradient)
@@ -177,7 +187,7 @@ def _entered(gradient: Any, forward: Any) -> Any:
         return gradient
     with _after_forward(forward):
         entry = tf.identity(gradient, name="caramel_entry")
-    entry.op._set_attr(ENTRY_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
+    entry.op._set_attr(ENTRY_ATTRIBUTE, attr_value_pb2.AttrValue(i=of_forward))
     return entry
 
 

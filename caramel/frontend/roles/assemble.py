@@ -17,6 +17,7 @@ from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import GatherNeeded, Search, may_be_function_of_sums
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
+from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
@@ -83,7 +84,13 @@ def _assembled(raw: RawProgram) -> Model:
             raise UnsupportedError(raw.single_examples)
         refuse_in_loops(raw)
     raw = with_asked_sums(raw)
-    sorted_out = _sorted_out(raw)
+    try:
+        sorted_out = _sorted_out(raw)
+    except UnsupportedError:
+        summed = _with_inner_sums(raw)
+        if summed is None:
+            raise
+        return _assembled(summed)
     loss = _loss(raw, sorted_out.aggregated)
     step, used = _step(raw, loss, sorted_out.aggregated)
     refuse_irreplicable(step, raw.library, raw)
@@ -386,6 +393,17 @@ def _nothing_learned(raw: RawProgram) -> CaptureError:
         else ("step", "Apply them in it (optimizer.apply_gradients, or assign to the variables)")
     )
     return CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
+
+
+def _with_inner_sums(raw: RawProgram) -> RawProgram | None:
+    """The program whose gradients inside losses are summed over the workers; None where they cannot be."""
+    if raw.reduction is not None or not raw.trains:
+        return None
+    step, used = _step(raw, _loss(raw, raw.gradients), raw.gradients)
+    inputs = tuple(i for i in raw.inputs if i.node in step)
+    gradients = _gradients(used, raw, step)
+    kinds = variable_classes.classify(step, raw.library, raw.variables, gradients, inputs, refuses=False).kinds
+    return with_inner_sums(raw, inputs, kinds)
 
 
 def _sorted_out(raw: RawProgram) -> nested_gradients.SortedGradients:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caramel.errors import CaptureError
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
     Independent,
@@ -126,6 +126,8 @@ class Search:
             if needs.shares:
                 if not all(name in self.raw.entries for name in needs.shares):
                     return None  # where a later gradient enters them cannot be told
+                if any(is_any_differentiated_again(self.raw, name) for name in needs.shares):
+                    return None
                 for name in needs.shares:
                     self.raw = with_share(self.raw, name)
                 continue
@@ -585,7 +587,7 @@ class Search:
                 # Where its gradient enters cannot be told, or that is scaled for another sum.
                 return self._refused_as_twice([source])
             entries += [(source, entry) for entry in self.raw.entries.get(source, ())]
-        if any(self._is_differentiated_again(entry.tensor) for _, entry in entries):
+        if any(is_any_differentiated_again(self.raw, source) for source in map(node_of, sources)):
             return False
         parts_of_sums = self._on_the_way(tensor, reductions)
         if parts_of_sums and (entries or parts_of_sums.issuperset(graph.readers(tensor))):
@@ -610,9 +612,19 @@ class Search:
         behind = graph.ancestors([name], control=False, stop=lambda other: graph[other].op in SHAPE_OPS)
         return any(v.trainable and v.node in behind for v in self.raw.variables)
 
-    def _is_differentiated_again(self, tensor: str) -> bool:
-        targets = {node_of(t) for t, _ in self.raw.differentiated}
-        return node_of(tensor) in self.raw.graph.ancestors(sorted(targets), control=False)
+
+def is_any_differentiated_again(raw: RawProgram, name: str) -> bool:
+    """Whether a differentiation goes through a gradient that enters an op: what is done to it would be left out.
+
+    Args:
+        raw: the captured program.
+        name: name of the op.
+    """
+    entries = {node_of(entry.tensor) for entry in raw.entries.get(name, ())}
+    if not entries:
+        return False
+    targets = {node_of(t) for t, _ in raw.differentiated} | {n.name for n in raw.graph if TARGETS_ATTRIBUTE in n.attr}
+    return not entries.isdisjoint(raw.graph.ancestors(sorted(targets), control=False))
 
 
 def may_be_function_of_sums(value: Value) -> bool:

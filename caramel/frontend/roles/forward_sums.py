@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from caramel.errors import CaptureError
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
 from caramel.frontend.roles.forward_search import Analyse, GatherNeeded, Search, kind_of_sum
@@ -76,6 +77,8 @@ def refuse_sums_of_others(raw: RawProgram, reductions: Reductions) -> None:
     for each in raw.forward_sums:
         if each.node in raw.graph and each.kind in ("sum", "mean"):
             tensor = tensor_name(raw.graph[each.node].input[0])
+            if GRADIENT_ATTRIBUTE in raw.graph[node_of(tensor)].attr:
+                continue  # what that is follows from what is differentiated; see `inner_sums`
             if each.node == name_over_workers(tensor) and kind_of_sum(reductions.value_of(tensor)) != each.kind:
                 raise CaptureError(
                     f"{tensor!r} would be summed over the workers although parts of it are sums already: with several "

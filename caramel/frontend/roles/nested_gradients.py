@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles.divergence import SHAPE_OPS, Locality, differing_in_body
 from caramel.frontend.roles.refusals import refuse_functions_as_ops
@@ -65,6 +65,13 @@ def sort_gradients(raw: RawProgram) -> SortedGradients:
     return _Sorting(raw).sorted()
 
 
+def gradients_inside(raw: RawProgram) -> list[RawGradient]:
+    """The gradients through which later differentiations go, in the order of the calls."""
+    sorting = _Sorting(raw)
+    inner = set().union(*(found for _, found in sorting.behind.values()))
+    return sorted((g for g in inner if g.differentiated_again), key=lambda g: (g.call, g.tensor))
+
+
 class _Sorting:
     def __init__(self, raw: RawProgram) -> None:
         self._raw = raw
@@ -77,13 +84,13 @@ class _Sorting:
                     self._by_tensor.setdefault(tensor, []).append(gradient)
         self._split = {i.node for i in raw.inputs if i.split and i.node in self._graph}
         self._effects = self._graph.ancestors(raw.targets)
-        self._behind = {call: self._walk(call) for call in sorted({g.call for g in raw.gradients})}
+        self.behind = {call: self._walk(call) for call in sorted({g.call for g in raw.gradients})}
         self._forwards: dict[int, Collection[str]] = {}
 
     def sorted(self) -> SortedGradients:
         """See `sort_gradients`."""
         results = {n.name: n for n in self._graph if RESULT_ATTRIBUTE in n.attr}
-        into = {g: [c for c, (_, seen) in self._behind.items() if g in seen] for g in self._raw.gradients}
+        into = {g: [c for c, (_, seen) in self.behind.items() if g in seen] for g in self._raw.gradients}
         has_calls = any(RESULT_ATTRIBUTE in n.attr for c in self._graph for _, n in self._library.inner_nodes(c))
         has_legacy_loops = any(n.op in ops.LEGACY_LOOPS for n in self._graph)  # refused elsewhere, by name
         if has_legacy_loops or not (any(into.values()) or results or has_calls):
@@ -126,7 +133,7 @@ class _Sorting:
 
     def _readers_outside(self, gradient: RawGradient, calls: Sequence[int]) -> tuple[str, ...]:
         """The readers of a gradient outside later differentiations."""
-        inside = set().union(*(self._behind[call][0] for call in calls))
+        inside = set().union(*(self.behind[call][0] for call in calls))
         consumers = gradient.consumers or self._graph.readers(gradient.tensor)
         readers = [r for r in self._graph.readers(gradient.tensor) if r in consumers and r not in inside]
         return tuple(r for r in readers if self._comes_to_something(r))
@@ -187,7 +194,7 @@ class _Sorting:
         """Noun for the op that makes a call's targets not linear in a tensor; None if they are linear."""
         if not self._raw.targets_of(call):
             return "a loop"
-        forward, behind = self._forward(call), self._behind[call][0]
+        forward, behind = self._forward(call), self.behind[call][0]
         dependent: set[str] = set()
         for name in self._graph.order:
             node = self._graph[name]
@@ -237,7 +244,7 @@ class _Sorting:
         sources = _sources(self._graph, differing)
         for name, node in results.items():
             number, location = _mark(node)
-            if number not in sources and name in local:
+            if number not in sources and name in local and not self._is_summed(name):
                 for call in self._calls_with(name):
                     self._check(tensor_name(name), f"gradient (with respect to a tensor) taken at {location}", call)
         for node in self._graph:
@@ -252,8 +259,13 @@ class _Sorting:
                             "batch. Write the loop in Python, and keep the gradient out of the second differentiation"
                         )
 
+    def _is_summed(self, name: str) -> bool:
+        """Whether nothing reads a node's own value: only that of all workers."""
+        readers = self._graph.data_readers(name)
+        return bool(readers) and all(OVER_WORKERS_ATTRIBUTE in self._graph[reader].attr for reader in readers)
+
     def _calls_with(self, name: str) -> list[int]:
-        return [call for call, (behind, _) in self._behind.items() if name in behind]
+        return [call for call, (behind, _) in self.behind.items() if name in behind]
 
     def _in_bodies(self, call: NodeDef, differing: Collection[str]) -> Iterator[tuple[Body, NodeDef]]:
         """Gradients in a loop's or branch's functions with respect to tensors that are the same on all workers."""
