@@ -189,7 +189,7 @@ def _gathered(
     lowered = lower(
         prefix=f"caramel/transfer_{number}/gather",
         values=[pieces[rank, transfer.pieces[0]] for rank in ranks],
-        indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
+        indices=[emission.indices[rank, gradient.name] for rank in ranks],
         devices=plan.devices,
         dtype=gradient.dtype,
         index_dtype=gradient.index_dtype,

@@ -74,6 +74,7 @@ class Emission:
         graph: the nodes of all workers.
         roles: purpose and worker of each node, by name.
         gradients: the local tensor of each (rank, gradient's name); `weigh` adds them.
+        indices: the row numbers of the local slices of each (rank, sparse gradient's name); likewise.
         pieces: the local tensor of each (rank, piece); `cut` adds them. For a piece in the forward window, once
             `postpone` has run, the tensor that the step before has kept.
         saved: tensors that a checkpoint keeps besides variables; `save_position` adds them.
@@ -88,6 +89,7 @@ class Emission:
     graph: Graph = field(default_factory=lambda: Graph([]))
     roles: Mapping[str, Role] = field(default_factory=dict)
     gradients: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    indices: Mapping[tuple[int, str], str] = field(default_factory=dict)
     pieces: Pieces = field(default_factory=dict)
     saved: tuple[SavedTensor, ...] = ()
 

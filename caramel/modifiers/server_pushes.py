@@ -14,7 +14,6 @@ from caramel.graph.graph import tensor_name
 from caramel.model import Gradient
 from caramel.modifiers.emission import Purpose
 from caramel.modifiers.served import Served
-from caramel.modifiers.weigh import replica_tensor
 from caramel.server_plan import Home
 
 
@@ -74,7 +73,7 @@ class Pushes:
         lowered = lower_slices_to_owners(
             prefix=f"caramel/push_{number}",
             values=[self._step.emission.gradients[rank, gradient.name] for rank in ranks],
-            indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
+            indices=[self._step.emission.indices[rank, gradient.name] for rank in ranks],
             devices=self._step.devices,
             dtype=gradient.dtype,
             index_dtype=gradient.index_dtype,
@@ -93,7 +92,7 @@ class Pushes:
         assert gradient.indices is not None and gradient.index_dtype is not None
         ranks = range(self._step.workers)
         values = [self._step.emission.gradients[rank, gradient.name] for rank in ranks]
-        indices = [replica_tensor(rank, gradient.indices) for rank in ranks]
+        indices = [self._step.emission.indices[rank, gradient.name] for rank in ranks]
         there = self._step.workers + server
         emitter = Emitter(f"caramel/push_{number}", self._step.devices, gradient.dtype)
         mean = self._step.emission.plan.reduction == "mean" and self._step.workers > 1

@@ -16,7 +16,7 @@ def weigh(emission: Emission) -> Emission:
 
     The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,
     and then nothing changes, not even a bit. What a step adds to totals over the examples is weighted, too, so that the
-    workers' totals add up.
+    workers' totals add up. A worker without examples, which computes with one that is not its own, has no slices.
 
     Args:
         emission: the emission with the replicas; its plan says whether gradients are weighted at all.
@@ -30,6 +30,12 @@ def weigh(emission: Emission) -> Emission:
         for rank in range(plan.workers)
         for gradient in model.gradients
     }
+    indices = {
+        (rank, gradient.name): replica_tensor(rank, gradient.indices)
+        for rank in range(plan.workers)
+        for gradient in model.gradients
+        if gradient.indices is not None
+    }
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     for rank, device in enumerate(plan.devices):
@@ -42,11 +48,16 @@ def weigh(emission: Emission) -> Emission:
         for gradient in model.gradients:
             if not gradient.sources:
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
+                if gradient.indices is not None and gradient.index_dtype is not None and not gradient.shared_rows:
+                    key = rank, gradient.name
+                    tensors[key], indices[key] = weights.own_slices(
+                        tensors[key], gradient.dtype, indices[key], gradient.index_dtype
+                    )
             for tensor, consumers in gradient.sources:
                 weighted = weights.weighted(tensor, gradient.dtype)
                 redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), weighted, changed)
         added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in weights.nodes]
-    return emission.extended(added, changed, gradients=tensors)
+    return emission.extended(added, changed, gradients=tensors, indices=indices)
 
 
 def _on(rank: int, consumers: Sequence[str]) -> list[str]:
@@ -181,6 +192,8 @@ class _Weights:
         self.name = self.nodes[-1].name
         self._casts: dict[str, str] = {}
         self._done: dict[str, str] = {}
+        self._counted = ""  # node with 1, or with 0 for a worker without examples
+        self._bounds: list[str] = []
 
     def weighted(self, tensor: str, dtype: str) -> str:
         """A tensor of the Model, times the weight."""
@@ -194,3 +207,40 @@ class _Weights:
             inputs = [replica_tensor(self._rank, tensor), self._casts[dtype]]
             self.nodes.append(node(self._done[tensor], "Mul", inputs, self._device, T=kind))
         return self._done[tensor]
+
+    def own_slices(self, values: str, dtype: str, indices: str, index_dtype: str) -> tuple[str, str]:
+        """The values and row numbers of the slices of the worker's examples: all, or none where its weight is 0.
+
+        Args:
+            values: tensor with the values of a slice in each row.
+            dtype: its element type.
+            indices: tensor with the row number of each slice.
+            index_dtype: its element type.
+        """
+        number = dtype_attribute("int32")
+        if not self._counted:
+            self._counted = own_name(self._rank, "weight/counted")
+            zero = self._add(constant(own_name(self._rank, "weight/zero"), 0.0, "float64", self._device))
+            inputs, double = [self.name, zero], dtype_attribute("float64")
+            counts = self._add(node(f"{self._counted}/bool", "Greater", inputs, self._device, T=double))
+            kinds = {"SrcT": dtype_attribute("bool"), "DstT": number}
+            self._add(node(self._counted, "Cast", [counts], self._device, **kinds))
+            self._bounds = [
+                self._add(constant(own_name(self._rank, f"weight/{name}"), [value], "int32", self._device))
+                for name, value in (("begin", 0), ("stride", 1))
+            ]
+        prefix = own_name(self._rank, f"slices_{len(self.nodes)}")
+        kinds = {"T": dtype_attribute(index_dtype), "out_type": number}
+        size = self._add(node(f"{prefix}/all", "Shape", [indices], self._device, **kinds))
+        end = self._add(node(f"{prefix}/own", "Mul", [size, self._counted], self._device, T=number))
+        begin, stride = self._bounds
+        parts = []
+        for name, tensor, kind in (("values", values, dtype), ("indices", indices, index_dtype)):
+            attributes = {"T": dtype_attribute(kind), "Index": number}
+            inputs = [tensor, begin, end, stride]
+            parts.append(self._add(node(f"{prefix}/{name}", "StridedSlice", inputs, self._device, **attributes)))
+        return parts[0], parts[1]
+
+    def _add(self, node_def: NodeDef) -> str:
+        self.nodes.append(node_def)
+        return node_def.name

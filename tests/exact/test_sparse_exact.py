@@ -303,3 +303,27 @@ def test_sentences_of_any_length(tables):
     make = with_places(NOT_LINEAR_IN_SLICES["adam"], lambda x: tf.range(tf.shape(x)[1]), tables, length=None)
     armodel = check(make, sentences(lengths=(3, 6, 2, 5)), [2, 3, 5])
     assert [g.shared_rows for g in armodel.model.gradients if g.is_sparse].count(True) == 1
+
+
+def counted():
+    """What is not a sum of slices: how often a row was there, and the mean of their squares."""
+    table, counts = table_of(), tf.Variable(tf.zeros([ROWS], tf.float64), name="counts", trainable=False)
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, y)
+        g = tape.gradient(loss, table)
+        counts.scatter_add(tf.IndexedSlices(tf.ones_like(g.values[:, 0]), g.indices))
+        size = tf.sqrt(tf.reduce_mean(tf.square(g.values)) + 1e-3)
+        rates = 0.1 / tf.gather(counts, g.indices)[:, None]
+        table.scatter_sub(tf.IndexedSlices(rates * g.values / size, g.indices))
+        return loss
+
+    return Program(step, SPECS, {"table": table, "counts": counts})
+
+
+@pytest.mark.parametrize("options", [{}, {"servers": 1}, {"servers": 2}], ids=["gathered", "server", "servers"])
+def test_workers_without_examples_have_no_slices(options):
+    """Each computes with an example that is not its own, whose rows would be there once more."""
+    batches = [examples(count, steps=1, seed=count)[0] for count in (7, 2, 3, 1, 5)]
+    check(counted, batches, 4, **options)
