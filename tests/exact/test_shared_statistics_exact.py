@@ -169,6 +169,61 @@ def layer_with_a_codebook():
     return Program(step, SPECS, {v.path: v for v in [*model.variables, *optimizer.variables]})
 
 
+def queue():
+    """The last keys of a teacher, from which a student's outputs are told: momentum contrast."""
+    student, teacher = (
+        variable("student", (FEATURES, CLASSES), trainable=True),
+        variable("teacher", (FEATURES, CLASSES)),
+    )
+    keys = variable("keys", (10, CLASSES), seed=1)
+
+    def keys_of(x):
+        return tf.stop_gradient(tf.math.l2_normalize(x @ teacher, 1))
+
+    def loss(x, y):
+        found = tf.math.l2_normalize(x @ student, 1)
+        logits = tf.concat([tf.reduce_sum(found * keys_of(x), 1, keepdims=True), found @ tf.transpose(keys)], 1) / 0.2
+        return tf.reduce_mean(tf.nn.log_softmax(logits)[:, 0]) * -1.0
+
+    def update(x, y):
+        keys.assign(tf.concat([keys_of(x), keys], 0)[:10])
+        teacher.assign(0.9 * teacher + 0.1 * student)
+
+    return program([student, teacher, keys], loss, update)
+
+
+def class_of(y):
+    return tf.argmax(y, 1)
+
+
+def centres():
+    """A centre for each class, from which its examples are not to be far; each example moves it."""
+    weights, centre = variable("weights", (FEATURES, CLASSES), trainable=True), variable("centre", (CLASSES, CLASSES))
+
+    def distances(x, y):
+        return x @ weights - tf.gather(centre, class_of(y))
+
+    def update(x, y):
+        centre.scatter_add(tf.IndexedSlices(0.05 * distances(x, y), class_of(y)))
+
+    return program([weights, centre], lambda x, y: tf.reduce_mean(tf.reduce_sum(distances(x, y) ** 2, 1)), update)
+
+
+def counts():
+    """How often each class was there, by places in a table of two axes."""
+    weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", (1, CLASSES), scale=0.0)
+
+    def loss(x, y):
+        prior = tf.math.log((seen[0] + 1.0) / tf.reduce_sum(seen + 1.0))
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(y, x @ weights + prior))
+
+    def update(x, y):
+        places = tf.stack([tf.zeros_like(class_of(y)), class_of(y)], 1)
+        seen.scatter_nd_add(places, tf.ones_like(y[:, 0]))
+
+    return program([weights, seen], loss, update)
+
+
 @pytest.fixture(autouse=True)
 def _double():
     keras.config.set_floatx("float64")
@@ -178,7 +233,10 @@ def _double():
 
 @pytest.mark.parametrize(
     "make",
-    [centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far, layer_with_a_codebook],
+    [
+        *(centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far),
+        *(layer_with_a_codebook, queue, centres, counts),
+    ],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("size", mostly_in_soak([12, 13, 3], 13))

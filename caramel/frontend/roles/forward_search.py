@@ -10,6 +10,7 @@ from caramel.errors import CaptureError
 from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
+    Followed,
     Independent,
     Statistic,
     Total,
@@ -36,6 +37,12 @@ _MAX_SUM_OF_RESULT = 2**16
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 """Ops that write one tensor of a variable's shape."""
+
+_SCATTERS = (
+    *(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update")),
+    *(f"ResourceScatterNd{what}" for what in ("Add", "Sub", "Min", "Max", "Update")),
+)
+"""Ops that write rows of a variable, each slice to the row of its index."""
 
 _MAX_WHOLE_PARAMETER = 4096
 """Elements of the largest parameter with which every worker computes for the examples of all workers."""
@@ -102,6 +109,7 @@ class Search:
     wanted_at_ops: set[str] = field(default_factory=set)
     _entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
+    _sized: set[tuple[str, int]] = field(default_factory=set)
 
     def entries_of(self, tensor: str) -> set[str]:
         """Names of the nodes through which gradients enter what is behind a summed tensor."""
@@ -136,6 +144,9 @@ class Search:
                 continue
             if any(self._is_of_a_part(name, at) for name, at in needs.sizes):
                 return None
+            if needs.sizes and self._sized.issuperset(needs.sizes):
+                return None  # that was done, and has not helped: a loop, say, that runs as often as there are examples
+            self._sized.update(needs.sizes)
             needs.gathers |= {
                 Gather(self.raw.made[name], at, None) for name, at in needs.sizes if self._is_hidden(name, at)
             }
@@ -196,14 +207,45 @@ class Search:
         for _ in range(_MAX_ROUNDS):
             reductions, losses = self.analyse(self.raw)
             nodes = [self.raw.graph[name] for name in writers]
-            if any(node.op not in _ASSIGNMENTS for node in nodes):
+            if any(node.op not in (*_ASSIGNMENTS, *_SCATTERS) for node in nodes):
                 return None
+            scatters = [node for node in nodes if node.op in _SCATTERS]
+            if scatters and not self._are_everywhere(scatters, reductions):
+                return None
+            nodes = [node for node in nodes if node.op in _ASSIGNMENTS]
             own = [node for node in nodes if not is_everywhere(reductions.value_of(node.input[1]))]
             if not own:
                 return self.raw
             if not self._add_for_update(own[0], reductions, losses):
                 return None
         return None
+
+    def _are_everywhere(self, scatters: Sequence[NodeDef], reductions: Reductions) -> bool:
+        """Whether what is scattered into variables is the same on all workers.
+
+        Raises:
+            GatherNeeded: it is of the examples, and has to be that of all of them.
+        """
+        gathers: set[Gather] = set()
+        for node in scatters:
+            for position, text in enumerate(data_texts(node)[1:], 1):
+                value = reductions.value_of(text)
+                gather = self._gather_of(node.name, position, value)
+                if gather is not None:
+                    gathers.add(gather)
+                elif not is_everywhere(value):
+                    return False
+        if gathers:
+            raise GatherNeeded(gathers, self.refusal)
+        return True
+
+    def _gather_of(self, name: str, position: int, value: Value) -> Gather | None:
+        """How an op gets the examples of all workers; None for an input that has none, or not in a known order."""
+        if not isinstance(value, Examples) or value.mixed_by or value.chosen or value.power:
+            return None
+        if value.before is None or name not in self.raw.made:
+            return None
+        return Gather(self.raw.made[name], position, value.axis, value.before)
 
     def _add_for_update(self, writer: NodeDef, reductions: Reductions, losses: Sequence[str]) -> bool:
         """Make one of the values over all workers of which what an op writes is a function; False if there is none."""
@@ -301,16 +343,30 @@ class Search:
         for position, text, value in values:
             if is_everywhere(value):
                 continue
-            if isinstance(value, Examples) and not value.mixed_by and not value.chosen and value.power == 0:
-                if value.before is None or name not in self.raw.made:
+            if isinstance(value, Followed):
+                needs.gathers |= self._gathers_of_parts(text, reductions)
+                if not needs.gathers:
                     return _Needs()
-                needs.gathers.add(Gather(self.raw.made[name], position, value.axis, value.before))
+            elif isinstance(value, Examples) and not value.mixed_by and not value.chosen and value.power == 0:
+                gather = self._gather_of(name, position, value)
+                if gather is None:
+                    return _Needs()
+                needs.gathers.add(gather)
             elif self._is_sized(text, reductions):
                 needs.sizes.append((name, position))
             else:
                 return _Needs()
         has_whole = any(isinstance(value, Whole) for _, _, value in values)
         return needs if needs.gathers or has_whole else _Needs()
+
+    def _gathers_of_parts(self, text: str, reductions: Reductions) -> set[Gather]:
+        """How examples with something behind them, which is the same on all workers, are those of all workers."""
+        name = node_of(text)
+        found = [
+            self._gather_of(name, position, reductions.value_of(part))
+            for position, part in enumerate(data_texts(self.raw.graph[name]))
+        ]
+        return {gather for gather in found if gather is not None}
 
     def _is_of_a_part(self, name: str, position: int) -> bool:
         """Whether sizes that are to be those of all examples are constants, made when a worker's part was traced."""
