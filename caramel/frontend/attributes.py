@@ -45,7 +45,7 @@ ASKED_ATTRIBUTE = "_caramel_all_reduce"
 """Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
 
 MADE_ATTRIBUTE = "_caramel_made"
-"""Attribute of an op of a traced step; its value is the number of ops that were made before it."""
+"""Attribute of an op of a traced step; its value is its type, and how many of it were made before."""
 
 GATHERED_ATTRIBUTE = "_caramel_gathered"
 """Attribute of an Identity whose value is to be that of all workers, one after the other; its value is the axis of the

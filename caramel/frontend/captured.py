@@ -99,13 +99,13 @@ class Gather:
     """An input of an op that is to have the examples of all workers, one after the other, or their sizes.
 
     Attributes:
-        op: number of ops that the program makes before this one.
+        op: type of the op, and how many of it the program makes before this one.
         position: which of its inputs.
         axis: axis of the examples; None for an input that is made of sizes.
         batches: number of batches, one after the other, along it.
     """
 
-    op: int
+    op: str
     position: int
     axis: int | None
     batches: int = 1
@@ -137,8 +137,8 @@ class RawProgram:
             cannot be told is not among them.
         forward_sums: tensors that are summed over the workers in the forward pass; whether the gradients that enter
             differ is not known yet.
-        made: number of ops that the program has made before an op, by the name of the op; empty where it cannot be
-            traced once more.
+        made: type of an op and how many of it the program has made before, by the name of the op; empty where it cannot
+            be traced once more.
         single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
         row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
             where the program was traced for a fixed one, by (function, node); "" for the graph itself.
@@ -163,7 +163,7 @@ class RawProgram:
     tables: tuple[RawTable, ...] = ()
     entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     forward_sums: tuple[ForwardSum, ...] = ()
-    made: Mapping[str, int] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
     single_examples: str = ""
     row_constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 

@@ -64,17 +64,9 @@ IN_EVERY_RUN = {generative.adversaries_of_tensorflow_1, unlabelled.simclr, own.p
 
 TOLERANCES = {own.mixed_precision: 1e-2}  # float16 has 11 bits
 
-KNOWN = {
-    unlabelled.nearest_neighbours: (caramel.CaptureError, "the queue has a value of its own on each worker"),
-}
-"""Programs that are refused or get other numbers, with the error and the reason."""
-
 
 def parameter(program):
     marks = [] if program in IN_EVERY_RUN else [pytest.mark.soak]
-    if program in KNOWN:
-        error, reason = KNOWN[program]
-        marks.append(pytest.mark.xfail(raises=error, reason=reason, strict=True))
     return pytest.param(program, marks=marks, id=program.__name__)
 
 
@@ -99,7 +91,7 @@ def trained(tmp_path):
     return by
 
 
-@pytest.mark.parametrize("program", map(parameter, PROGRAMS))
+@pytest.mark.parametrize("program", [*map(parameter, PROGRAMS)])
 def test_it_trains_as_one_device_does(program, trained):
     want = trained(OneDevice)(program)
     assert_same(trained(Workers)(program), want, TOLERANCES.get(program, 1e-6))
@@ -107,7 +99,7 @@ def test_it_trains_as_one_device_does(program, trained):
 
 @pytest.mark.soak
 @pytest.mark.processes
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in KNOWN], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_it_trains_so_over_server_processes(program, trained):
     want = trained(OneDevice)(program)
     place = caramel.LocalProcesses(allow_open_ports=True, options=AS_WRITTEN.options)

@@ -130,9 +130,12 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
-def _made(graph: Graph) -> dict[str, int]:
-    """The number of ops that the program has made before an op, by its name; the same in each call of a function."""
-    return {n.name: n.attr[MADE_ATTRIBUTE].i for n in graph if MADE_ATTRIBUTE in n.attr}
+def _made(graph: Graph) -> dict[str, str]:
+    """The type of an op and how many of it the program has made before, by its name.
+
+    Of all types together there may be more in another trace, where less is known of shapes.
+    """
+    return {n.name: n.attr[MADE_ATTRIBUTE].s.decode() for n in graph if MADE_ATTRIBUTE in n.attr}
 
 
 @paused_gc()

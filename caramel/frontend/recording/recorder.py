@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Recorder:
         gathers: inputs of ops that are to have the examples of all workers.
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
             as a number, which is to stand for the latter; else None.
-        made: number of ops that the program has made.
+        made: number of ops of each type that the program has made.
         scopes: names under which the program has made ops, as it has given them.
         renamed: names that stand for some of these.
     """
@@ -137,7 +138,7 @@ class Recorder:
     trace: int = field(default_factory=lambda: next(_numbers))
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
-    made: int = 0
+    made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
     renamed: Mapping[str, str] = field(default_factory=dict)
     _gathered: dict[tuple[int, int | None], tuple[Any, Any]] = field(default_factory=dict)
@@ -264,8 +265,9 @@ class Recorder:
         if self._is_gathering:
             return make(op_type, **keywords)
         keywords = self._with_own_rows(op_type, keywords)
-        number, self.made = self.made, self.made + 1
-        wanted = {g.position: g for g in self.gathers if g.op == number}
+        place = f"{op_type}/{self.made[op_type]}"
+        self.made[op_type] += 1
+        wanted = {g.position: g for g in self.gathers if g.op == place}
         if wanted:
             self._is_gathering = True
             try:
@@ -274,7 +276,7 @@ class Recorder:
                 self._is_gathering = False
         result = make(op_type, **keywords)
         op = result[2]
-        op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
+        op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))
         if not self.custom_depth:
             total_marks.mark(op)
         return result

@@ -255,8 +255,21 @@ class Search:
             return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
         sums = self._sums_behind(written, reductions)
         if not sums:
+            places = self._sizes_beside_shared(written, reductions)
+            if places:
+                return self._add_size_of_no_loss(*places[0], reductions, losses)
             self._gather_for(written, reductions, losses)
         return bool(sums) and self._add(sums[0], reductions, losses)
+
+    def _sizes_beside_shared(self, written: str, reductions: Reductions) -> list[tuple[str, int]]:
+        """An input of an op that is made of the number of examples, if all others are the same on all workers."""
+        for name in self._causes(written, reductions):
+            texts = data_texts(self.raw.graph[name])
+            own = [(at, text) for at, text in enumerate(texts) if not is_everywhere(reductions.value_of(text))]
+            values = [reductions.value_of(text) for _, text in own]
+            if own and all(isinstance(v, Independent) for v in values) and self._is_sized(own[0][1], reductions):
+                return [(name, own[0][0])]
+        return []
 
     def _gather_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> None:
         """Ask for the examples of all workers, if what is written compares examples with each other."""
