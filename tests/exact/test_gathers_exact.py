@@ -46,6 +46,22 @@ def hardest_triplets(outputs, y, mask):
     return tf.reduce_mean(tf.nn.softplus(positive - negative))
 
 
+def semihard_triplets(outputs, y, mask):
+    """The nearest example of another class that is farther than one of the same class, where there is one."""
+    classes = tf.cast(y * 2, tf.int32)
+    size = tf.shape(outputs)[0]
+    distances = tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, 2)
+    same = classes[:, None] == classes[None]
+    large = tf.reduce_max(distances) + 1.0
+    others = tf.where(same, large, distances)
+    is_farther = others[:, None] > distances[:, :, None]
+    farther = tf.reduce_min(tf.where(is_farther, tf.broadcast_to(others[:, None], [size, size, size]), large), 2)
+    farthest = tf.reduce_max(tf.where(same, tf.zeros_like(distances), distances), 1, keepdims=True)
+    negative = tf.where(farther < large, farther, tf.broadcast_to(farthest, [size, size]))
+    couples = tf.cast(same & ~tf.eye(size, dtype=tf.bool), distances.dtype)
+    return tf.reduce_sum(couples * tf.nn.relu(distances - negative + 0.5)) / (1.0 + tf.reduce_sum(couples))
+
+
 def ranks(outputs, y, mask):
     """Pairs of examples of which one should be in front of the other."""
     scores = outputs[:, 0]
@@ -164,6 +180,7 @@ LOSSES = [
     both_ways,
     views,
     hardest_triplets,
+    semihard_triplets,
     ranks,
     beside_a_mean,
     of_the_largest,
@@ -173,6 +190,7 @@ LOSSES = [
 
 
 IN_EVERY_RUN = [
+    semihard_triplets,
     uniformity,
     halves,
     one_hot_labels,

@@ -360,7 +360,7 @@ class Recorder:
         position = 0
         for argument in op_def_registry.get(op_type).input_arg:
             value = changed[argument.name]
-            is_list = isinstance(value, (list, tuple))
+            is_list = bool(argument.number_attr or argument.type_list_attr)  # else a list makes one tensor
             values = list(value) if is_list else [value]
             for number in range(len(values)):
                 if position + number in wanted:

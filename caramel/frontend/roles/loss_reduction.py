@@ -62,8 +62,8 @@ class Reductions:
                 given[node.name] = Whole() if GATHERED_ATTRIBUTE in node.attr else INVARIANT
             elif ENTERING_ATTRIBUTE in node.attr:
                 given[node.name] = Unknown("a gradient enters what a worker has a part of", unmodelled=True)
-        for handle, name in (local or {}).items():
-            given[handle] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
+        self._own = {handle: _own_value(graph, handle, name) for handle, name in (local or {}).items()}
+        given.update(self._own)
         self._analysis = Analysis(graph, FunctionBodies(graph, row_constants), given)
 
     def assume(self, gradient: str, kind: str) -> None:
@@ -92,6 +92,11 @@ class Reductions:
     def unscaled_gradients(self, tensors: Sequence[str]) -> list[str]:
         """The gradients with respect to tensors that have put a power of the number of examples into some tensors."""
         return unscaled_gradients(self._graph, tensors, self.value_of, self._analysis.tensor_gradients)
+
+    def is_of_a_part(self, loss: str) -> bool:
+        """Whether it is certain that each worker would have another loss than one device, and not only untold."""
+        value = self.value_of(loss)
+        return not isinstance(value, Unknown) or not value.unmodelled or value in self._own.values()
 
     def reduction_of(self, loss: str) -> tuple[str | None, str]:
         """``("mean" | "sum" | None, reason)`` for a differentiated tensor; None where the reduction cannot be told."""
@@ -166,7 +171,7 @@ def reduce_program(
             kind, reason = reductions.reduction_of(loss)
             kind = kind or given
             if kind is None:
-                raise _untold(reason)
+                raise _untold(reason, is_of_a_part=reductions.is_of_a_part(loss))
             reasons[kind] = reason
             for tensor, number in inside.items():
                 if number == call:
@@ -213,10 +218,20 @@ def reductions_of(
     return reductions
 
 
-def _untold(reason: str) -> CaptureError:
-    error = CaptureError(
-        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
-        "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+def _own_value(graph: Graph, handle: str, name: str) -> Unknown:
+    """The value of a variable that each worker has for itself."""
+    writers = [n for n in graph.data_readers(handle) if graph[n].op.startswith(("Assign", "Resource"))]
+    by = next((f" (op {n!r} writes it)" for n in writers if graph[n].op != "ResourceGather"), "")
+    return Unknown(f"variable {name!r} has a value of its own on each worker{by}", unmodelled=True)
+
+
+def _untold(reason: str, *, is_of_a_part: bool = False) -> CaptureError:
+    advice = (
+        "With loss_reduction='mean' each worker trains on the loss of its own part of the batch, which is another"
+        if is_of_a_part
+        else "Where each example counts by itself, say loss_reduction='mean' (gradients are averaged over the workers) "
+        "or 'sum' (they are added)"
     )
+    error = CaptureError(f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. {advice}")
     error.wants_reduction = True
     return error
