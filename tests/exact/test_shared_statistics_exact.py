@@ -224,6 +224,80 @@ def counts():
     return program([weights, seen], loss, update)
 
 
+def updated_by(change, *variables):
+    """A program with one parameter, which is updated by ``change(weights, gradient, x, y)``."""
+    weights = variable("weights", (FEATURES, CLASSES), trainable=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weights - y) ** 2)
+        change(weights, tape.gradient(loss, weights), x, y)
+        return loss
+
+    return Program(step, SPECS, {v.name: v for v in (weights, *variables)})
+
+
+def number(x):
+    return tf.cast(tf.shape(x)[0], tf.float64)
+
+
+def rate_by_number():
+    return updated_by(lambda w, g, x, y: w.assign_sub(0.01 * tf.sqrt(number(x)) * g))
+
+
+def rate_by_all_examples_so_far():
+    seen = variable("seen", (), scale=0.0)
+
+    def change(w, g, x, y):
+        seen.assign_add(number(x))
+        w.assign_sub(g / (10.0 + seen))
+
+    return updated_by(change, seen)
+
+
+def decay_to_a_mean():
+    return updated_by(lambda w, g, x, y: w.assign_sub(0.1 * g + 0.01 * (w - tf.reduce_mean(y))))
+
+
+def rate_by_the_largest():
+    return updated_by(lambda w, g, x, y: w.assign_sub(0.1 * g / tf.reduce_max(tf.abs(x))))
+
+
+def natural_gradient():
+    """By the running second moments of the inputs."""
+    moments = tf.Variable(np.eye(FEATURES), name="moments", trainable=False)
+
+    def change(w, g, x, y):
+        moments.assign(0.9 * moments + 0.1 * tf.matmul(x, x, transpose_a=True) / number(x))
+        w.assign_sub(0.1 * tf.linalg.solve(moments + 0.1 * tf.eye(FEATURES, dtype=tf.float64), g))
+
+    return updated_by(change, moments)
+
+
+def only_where_outputs_stay_near():
+    """Several updates of one batch, of which the later ones are left out once outputs have moved too far."""
+
+    def change(w, g, x, y):
+        before = tf.nn.softmax(x @ tf.stop_gradient(w))
+        for _ in range(3):
+            moved = tf.reduce_mean(tf.reduce_sum(before * tf.math.log(before / tf.nn.softmax(x @ w)), 1))
+            w.assign_sub(tf.where(moved < 0.002, tf.constant(0.1, g.dtype), 0.0) * g)
+
+    return updated_by(change)
+
+
+UPDATES = [
+    *(rate_by_number, rate_by_all_examples_so_far, decay_to_a_mean, rate_by_the_largest),
+    *(natural_gradient, only_where_outputs_stay_near),
+]
+
+
+@pytest.mark.parametrize("make", UPDATES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("size", mostly_in_soak([12, 13, 3], 13))
+def test_updates_by_what_all_examples_give(make, size):
+    check(make, batches(size), [1, 3])
+
+
 @pytest.fixture(autouse=True)
 def _double():
     keras.config.set_floatx("float64")

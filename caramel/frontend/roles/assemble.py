@@ -220,15 +220,37 @@ def _roles(
     try:
         return variable_classes.classify(*of_all)
     except UnsupportedError as refusal:
-        # A learning rate may follow a loss, or a step may be left out where the loss is not finite.
-        kinds = variable_classes.classify(*of_all, refuses=False).kinds
         if inside:
             raise
-        search = Search(raw, _analyse(used, inputs, kinds), (), refusal)
-        summed = search.with_gradients_by_tensors(step.nodes) or search.with_losses()
+        # A learning rate may follow a loss, or a step may be left out where the loss is not finite.
+        roles = variable_classes.classify(*of_all, refuses=False)
+        search = partial(Search, raw, at_ops=(), refusal=refusal)
+        analyse = _analyse(used, inputs, roles.kinds)
+        summed = search(analyse).with_gradients_by_tensors(step.nodes) or search(analyse).with_losses()
+        if summed is None:  # or what is written follows other sums, or the number of examples
+            parameters = [node for node, kind in roles.kinds.items() if kind is VariableClass.PARAMETER]
+            differing = [w for node in parameters for w in roles.writes.get(node, ()) if roles.origins[w] is not None]
+            shared, writers = _statistics_behind(step, roles, differing)
+            kinds = {**roles.kinds, **dict.fromkeys(shared, VariableClass.HYPERPARAMETER)}
+            found = search(_analyse(used, inputs, kinds)).with_updates([*differing, *writers]) if differing else None
+            summed = None if found is raw else found
         if summed is None:
             raise
         return summed
+
+
+def _statistics_behind(graph: Graph, roles: variable_classes.Roles, ends: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The variables of which each worker has its own value and that go into some nodes, and what writes them."""
+    statistics = [handle for handle, kind in roles.kinds.items() if kind is VariableClass.STATISTICS]
+    shared: list[str] = []
+    writers: list[str] = []
+    while True:
+        read = graph.ancestors([*ends, *writers], control=False)
+        found = [handle for handle in statistics if handle in read and handle not in shared]
+        if not found:
+            return shared, writers
+        shared += found
+        writers += [writer for handle in found for writer in roles.writes.get(handle, ())]
 
 
 def _reduced(
@@ -284,16 +306,7 @@ def _with_shared_statistics(
     That they are the same on all workers is assumed, and then holds: they are at first, and so is what is written.
     """
     ends = [node_of(tensor) for tensor in _differentiated(raw, used)]
-    statistics = [handle for handle, kind in roles.kinds.items() if kind is VariableClass.STATISTICS]
-    shared: list[str] = []
-    writers: list[str] = []
-    while True:
-        read = graph.ancestors([*ends, *writers], control=False)
-        found = [handle for handle in statistics if handle in read and handle not in shared]
-        if not found:
-            break
-        shared += found
-        writers += [writer for handle in found for writer in roles.writes.get(handle, ())]
+    shared, _ = _statistics_behind(graph, roles, ends)
     return _with_shared_updates(raw, used, inputs, roles, shared, refusal) if shared else None
 
 

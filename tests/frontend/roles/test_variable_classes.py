@@ -150,8 +150,8 @@ def test_a_counter_used_as_a_seed_stays_a_counter():
 DRIFTING = {
     "learning rate from the local examples": lambda x, loss, g: 0.1 * tf.reduce_max(x) * g,
     "noise added to the gradient": lambda x, loss, g: g + tf.random.normal(tf.shape(g), seed=1),
-    "scaled by the local batch": lambda x, loss, g: g * tf.cast(tf.shape(x)[0], tf.float32),
-    "not a gradient at all": lambda x, loss, g: g + tf.reduce_mean(x),
+    "scaled by an example": lambda x, loss, g: g * x[0, 0],
+    "not a gradient at all": lambda x, loss, g: g + x[0, 0],
 }
 
 
@@ -174,7 +174,7 @@ def test_drift_through_a_slot_is_found():
         speed = v1.get_variable("speed", [3, 1], trainable=False, initializer=v1.zeros_initializer())
         loss = tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
         (gradient,) = tf.gradients(loss, [w])
-        moved = speed.assign(0.9 * speed + gradient + tf.reduce_mean(x))
+        moved = speed.assign(0.9 * speed + gradient + x[0, 0])
         train = w.assign_sub(0.1 * moved, name="drift")
         v1.add_to_collection(v1.GraphKeys.TRAIN_OP, train.op)
 
