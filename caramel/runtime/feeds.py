@@ -165,7 +165,11 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
         if examples is None:
             examples = len(array)
         elif len(array) != examples:
-            raise InputError(f"input {feed.name!r} has {len(array)} examples, another input has {examples}")
+            raise InputError(
+                f"input {feed.name!r} has {len(array)} examples, another input has {examples}. An example has one row "
+                "in each input: put several of one example side by side (shape [B, 2, ...]), or list an input that "
+                "every worker gets whole in replicated="
+            )
         for placeholder, (start, size) in zip(feed.placeholders, balanced(len(array), workers)):
             # A worker without an example computes with one that is not its own, and has the weight 0.
             feeds[placeholder] = array[start : start + size] if size else array[:1]

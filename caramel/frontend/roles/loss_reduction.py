@@ -171,7 +171,8 @@ def reduce_program(
             kind, reason = reductions.reduction_of(loss)
             kind = kind or given
             if kind is None:
-                raise _untold(reason, is_of_a_part=reductions.is_of_a_part(loss))
+                is_of_a_part = reductions.is_of_a_part(loss)
+                raise _untold(reason, is_of_a_part=is_of_a_part, is_graph=raw.is_graph)
             reasons[kind] = reason
             for tensor, number in inside.items():
                 if number == call:
@@ -225,13 +226,15 @@ def _own_value(graph: Graph, handle: str, name: str) -> Unknown:
     return Unknown(f"variable {name!r} has a value of its own on each worker{by}", unmodelled=True)
 
 
-def _untold(reason: str, *, is_of_a_part: bool = False) -> CaptureError:
+def _untold(reason: str, *, is_of_a_part: bool = False, is_graph: bool = False) -> CaptureError:
     advice = (
         "With loss_reduction='mean' each worker trains on the loss of its own part of the batch, which is another"
         if is_of_a_part
         else "Where each example counts by itself, say loss_reduction='mean' (gradients are averaged over the workers) "
         "or 'sum' (they are added)"
     )
+    if is_of_a_part and is_graph:
+        advice += ". If the loss compares examples, write it as a step function, which can be traced with all of them"
     error = CaptureError(f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. {advice}")
     error.wants_reduction = True
     return error
