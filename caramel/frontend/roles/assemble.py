@@ -15,10 +15,11 @@ from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
-from caramel.frontend.roles.forward_search import GatherNeeded, Search, may_be_function_of_sums
+from caramel.frontend.roles.forward_search import GatherNeeded, Search
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
 from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
+from caramel.frontend.roles.needs import may_be_function_of_sums
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,

@@ -1,0 +1,401 @@
+"""What a program needs so that its losses, results and updates are those of the whole batch: sums, gathers, sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
+from caramel.frontend.batch.domain import (
+    Examples,
+    Followed,
+    Independent,
+    Statistic,
+    Total,
+    Unknown,
+    Value,
+    Whole,
+    is_everywhere,
+)
+from caramel.frontend.captured import Gather, RawProgram
+from caramel.frontend.roles.asked_sums import gathered_parts, is_plain
+from caramel.frontend.roles.divergence import SHAPE_OPS
+from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.graph import ops
+from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
+from caramel.graph.shapes import static_size
+
+_MAX_SUM_OF_RESULT = 2**16
+"""Elements of the largest tensor that is summed for a result of the step only, such as a metric."""
+
+ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+"""Ops that write one tensor of a variable's shape."""
+
+_MAX_WHOLE_PARAMETER = 4096
+"""Elements of the largest parameter with which every worker computes for the examples of all workers."""
+
+
+@dataclass
+class Needs:
+    """What a loss needs.
+
+    Attributes:
+        tensors: tensors to sum over the workers.
+        gathers: inputs of ops that are to have the examples of all workers.
+        sizes: inputs of ops, as (node, position), that are made of sizes and are to be those of all examples.
+        shares: gradients of means with respect to single examples that are to be those of the whole batch's means.
+        at: name of the op.
+        result: the result of the step for which it is, which may stay as it is; "" for what a loss needs.
+    """
+
+    tensors: list[str] = field(default_factory=list)
+    gathers: set[Gather] = field(default_factory=set)
+    sizes: list[tuple[str, int]] = field(default_factory=list)
+    shares: list[str] = field(default_factory=list)
+    at: str = ""
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at a program, by one analysis of it.
+
+    Attributes:
+        raw: the program, with the sums found so far.
+        reductions: the analysis.
+    """
+
+    raw: RawProgram
+    reductions: Reductions
+
+    def of_losses(self, losses: Sequence[str], told: Sequence[str | None]) -> Needs:
+        """What the first loss needs; nothing where no sums help.
+
+        Args:
+            losses: tensors that are differentiated.
+            told: how each reduces over the batch; None where that cannot be told.
+        """
+        gathered = [t for t in gathered_parts(self.raw) if self.reductions.has(t)]
+        unclear = [t for t in gathered if not is_plain(self.reductions.value_of(t))]
+        open_losses = [*unclear, *(loss for loss, kind in zip(losses, told) if kind is None)]
+        if not open_losses:  # some are means and some are sums, or a sum is to become a mean
+            return Needs(list(dict.fromkeys(loss for loss, kind in zip(losses, told) if kind == "sum")))
+        loss = open_losses[0]
+        value = self.reductions.value_of(loss)
+        if isinstance(value, Unknown):
+            tried = (self.at(name) for name in self.causes(loss))
+            needs = next((n for n in tried if n.tensors or n.gathers or n.sizes or n.shares), None)
+            needs = self._sizes_beside(loss) if needs is None else needs
+            return needs if not needs.gathers or self.has_small_parameters(needs.at, losses) else Needs()
+        if isinstance(value, (Examples, Total)) and value.mixed_by:
+            return self.at(value.mixed_by)
+        shares = self.reductions.unscaled_gradients([loss])
+        if shares:
+            return Needs(shares=shares)
+        if isinstance(value, Independent):
+            return self._sizes_beside(loss)
+        return Needs(self._totals(loss))
+
+    def causes(self, loss: str) -> list[str]:
+        """The ops behind a loss that make its value one of which nothing is known, in the order of the graph.
+
+        Args:
+            loss: tensor that is differentiated, or another one.
+        """
+        graph = self.raw.graph
+        behind = graph.ancestors(
+            [node_of(loss)], control=False, stop=lambda name: OVER_WORKERS_ATTRIBUTE in graph[name].attr
+        )
+        causes = []
+        for name in graph.order:
+            if name in behind and ops.output_types(graph[name]):
+                value = self.reductions.value_of(tensor_name(name))
+                if isinstance(value, Unknown) and value.node == name and not value.unmodelled:
+                    causes.append(name)
+        return causes
+
+    def has_small_parameters(self, name: str, losses: Sequence[str]) -> bool:
+        """Whether what every worker would compute for all examples, from an op on, has no large parameters.
+
+        A network behind the op would have to be computed as a whole by each worker.
+
+        Args:
+            name: name of the op.
+            losses: tensors that are differentiated.
+        """
+        graph = self.raw.graph
+        forward = graph.ancestors([node_of(loss) for loss in losses], control=False)
+        after, waiting = {name}, [name]
+        while waiting:
+            for reader, _ in graph.consumers[waiting.pop()]:
+                if reader in forward and reader not in after:
+                    after.add(reader)
+                    waiting.append(reader)
+        beside = {node_of(text) for each in after for text in data_texts(graph[each])} - after
+        large = {v.node for v in self.raw.variables if v.trainable and math.prod(v.shape) > _MAX_WHOLE_PARAMETER}
+        reads = [name for name in beside if graph[name].op in ("ReadVariableOp", "Identity", "ResourceGather")]
+        return large.isdisjoint(graph.ancestors(reads, control=False)) if reads else True
+
+    def at(self, name: str) -> Needs:
+        """What an op needs that is not linear in sums over the examples, or compares the examples with each other.
+
+        Args:
+            name: name of the op.
+        """
+        if name not in self.raw.graph:
+            return Needs()
+        op = self.raw.graph[name]
+        values = [(position, text, self.reductions.value_of(text)) for position, text in enumerate(data_texts(op))]
+        first = values[0][2] if values else None
+        if op.op == "Mean" and isinstance(first, Examples) and first.chosen and first.axis == 0:
+            return self.at(first.mixed_by) if first.mixed_by else Needs([tensor_name(name)])
+        shares = self.reductions.unscaled_gradients([text for _, text, _ in values])
+        if shares:
+            return Needs(shares=shares, at=name)
+        needs = Needs(at=name)
+        for _, text, value in values:
+            if isinstance(value, (Total, Statistic)):
+                needs.tensors += [t for t in self._totals(text) if t not in needs.tensors]
+        if needs.tensors:
+            return needs
+        for position, text, value in values:
+            if is_everywhere(value):
+                continue
+            if isinstance(value, Followed):
+                needs.gathers |= self._gathers_of_parts(text)
+                if not needs.gathers:
+                    return Needs()
+            elif isinstance(value, Examples) and not value.mixed_by and not value.chosen and value.power == 0:
+                gather = self.gather_of(name, position, value)
+                if gather is None:
+                    return Needs()
+                needs.gathers.add(gather)
+            elif self._is_sized(text):
+                needs.sizes.append((name, position))
+            else:
+                return Needs()
+        has_whole = any(isinstance(value, Whole) for _, _, value in values)
+        return needs if needs.gathers or has_whole else Needs()
+
+    def gather_of(self, name: str, position: int, value: Value) -> Gather | None:
+        """How an op gets the examples of all workers; None for an input that has none, or not in a known order.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+            value: abstract value of that input.
+        """
+        if not isinstance(value, Examples) or value.mixed_by or value.chosen or value.power:
+            return None
+        if value.before is None or name not in self.raw.made:
+            return None
+        return Gather(self.raw.made[name], position, value.axis, value.before)
+
+    def _gathers_of_parts(self, text: str) -> set[Gather]:
+        """How examples with something behind them, which is the same on all workers, are those of all workers."""
+        name = node_of(text)
+        found = [
+            self.gather_of(name, position, self.reductions.value_of(part))
+            for position, part in enumerate(data_texts(self.raw.graph[name]))
+        ]
+        return {gather for gather in found if gather is not None}
+
+    def elsewhere(self, left: Collection[str]) -> Needs | None:
+        """What a step needs beside its losses, such as metrics of what was gathered; None for nothing.
+
+        Args:
+            left: results of the step that stay as they are.
+        """
+        graph = self.raw.graph
+        gradients = {node_of(g.tensor) for g in self.raw.gradients}  # what is behind them is summed later
+        ends = [*self.raw.targets, *map(node_of, self.raw.results)]
+        behind = graph.ancestors(ends, control=False, stop=lambda name: name in gradients) - gradients
+        for name in graph.order:
+            if name in behind and ops.output_types(graph[name]):
+                value = self.reductions.value_of(tensor_name(name))
+                if isinstance(value, Unknown) and value.beside_whole and value.node == name:
+                    return self.at(name)
+        written = self._written()
+        return written if written.sizes else self._for_results(left)
+
+    def _written(self) -> Needs:
+        """Sizes beside values of the whole batch in what is written to variables, but for what totals count."""
+        graph = self.raw.graph
+        needs = Needs()
+        if self.raw.forward_sums:
+            for target in graph.pruned(self.raw.targets):
+                if target.op in ASSIGNMENTS:
+                    places = self._sizes_in(target.input[1])
+                    needs.sizes += [place for place in places if place not in needs.sizes]
+        return needs
+
+    def _for_results(self, left: Collection[str]) -> Needs | None:
+        """Sums of which a result of the step is a function, as a share of the entries that a mask leaves; or None."""
+        for tensor in self.raw.results:
+            if tensor not in left and may_be_function_of_sums(self.reductions.value_of(tensor)):
+                sums = self.sums_behind(tensor)
+                if sums:
+                    return Needs(sums, result=tensor)
+            sizes = [] if tensor in left else self._sizes_in(tensor)
+            if sizes:
+                return Needs(sizes=sizes, result=tensor)
+        return None
+
+    def _sizes_in(self, tensor: str) -> list[tuple[str, int]]:
+        """Sizes beside values of the whole batch, of which a tensor is made that is no count of examples."""
+        value = self.reductions.value_of(tensor)
+        is_of_sizes = isinstance(value, Independent) and value.power not in (0, 1)
+        return self._sizes_beside(tensor).sizes if is_of_sizes else []
+
+    def sums_behind(self, tensor: str) -> list[str]:
+        """Sums of which a tensor is a function; none where it is no function of sums, or they are large.
+
+        Args:
+            tensor: name of the tensor.
+        """
+        if isinstance(self.reductions.value_of(tensor), Unknown):
+            needs = [self.at(name) for name in self.causes(tensor)]
+            found = next((n.tensors for n in needs if n.tensors and not n.gathers and not n.sizes), [])
+        else:
+            found = self._totals(tensor)
+        sizes = [static_size(self.raw.graph, each) for each in found]
+        return found if all(size is not None and size <= _MAX_SUM_OF_RESULT for size in sizes) else []
+
+    def _totals(self, text: str) -> list[str]:
+        """The sums or means of which a tensor is a function."""
+        value = self.reductions.value_of(text)
+        if isinstance(value, Total) and value.mixed_by:
+            return self.at(value.mixed_by).tensors
+        if isinstance(value, Total) and value.power in (0, -1):
+            return [tensor_name(text)]
+        found: list[str] = []
+        for source in data_texts(self.raw.graph[node_of(text)]):
+            if isinstance(self.reductions.value_of(source), (Total, Statistic)):
+                found += self._totals(source)
+        return list(dict.fromkeys(found))
+
+    def sizes_beside_shared(self, written: str) -> list[tuple[str, int]]:
+        """An input of an op that is made of the number of examples, if all others are the same on all workers.
+
+        Args:
+            written: tensor that is written to a variable.
+        """
+        for name in self.causes(written):
+            texts = data_texts(self.raw.graph[name])
+            own = [(at, text) for at, text in enumerate(texts) if not is_everywhere(self.reductions.value_of(text))]
+            values = [self.reductions.value_of(text) for _, text in own]
+            if own and all(isinstance(v, Independent) for v in values) and self._is_sized(own[0][1]):
+                return [(name, own[0][0])]
+        return []
+
+    def _sizes_beside(self, loss: str) -> Needs:
+        """Sizes that stand beside values of the whole batch, on the way to a loss."""
+        graph = self.raw.graph
+        behind = graph.ancestors([node_of(loss)], control=False)
+        summed = {s.node for s in self.raw.forward_sums}
+        needs = Needs()
+        for name in graph.order:
+            if name not in behind or graph[name].op in SHAPE_OPS:  # a shape is no function of what the tensor has
+                continue
+            texts = data_texts(graph[name])
+            if not summed.isdisjoint(map(node_of, texts)) and name not in summed:
+                summed.add(name)
+                for position, text in enumerate(texts):
+                    if node_of(text) not in summed:
+                        needs.sizes += self.size_inputs(name, position)
+        return needs
+
+    def size_inputs(self, name: str, position: int) -> list[tuple[str, int]]:
+        """The inputs behind one input of an op, itself included, that are made of the number of examples only.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+        """
+        text = data_texts(self.raw.graph[name])[position]
+        value = self.reductions.value_of(text)
+        if not isinstance(value, Independent) or value.power == 0:
+            return []
+        if self._is_sized(text):
+            return [(name, position)]
+        source = node_of(text)
+        return [
+            place
+            for number in range(len(data_texts(self.raw.graph[source])))
+            for place in self.size_inputs(source, number)
+        ]
+
+    def is_of_a_part(self, name: str, position: int) -> bool:
+        """Whether sizes that are to be those of all examples are constants, made when a worker's part was traced.
+
+        Args:
+            name: name of the op that reads them.
+            position: which of its inputs they are.
+        """
+        graph = self.raw.graph
+        behind = graph.ancestors([node_of(data_texts(graph[name])[position])], control=False)
+        return any(function == "" and node in behind for function, node in self.raw.row_constants)
+
+    def is_hidden(self, name: str, position: int) -> bool:
+        """Whether an op's own gradient may read one of its inputs, and that can only be told by another trace.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+        """
+        return not self.is_its_own(name, position) and name in self.raw.made
+
+    def is_its_own(self, name: str, position: int) -> bool:
+        """Whether nothing else than an op, and perhaps its gradient, reads one of its inputs.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+        """
+        source, index = parse_input(self.raw.graph[name].input[position])
+        readers = self.raw.graph.readers(format_input(source, index))
+        return SIZED_ATTRIBUTE in self.raw.graph[source].attr or readers == (name,)
+
+    def _is_sized(self, text: str) -> bool:
+        """Whether a tensor depends on nothing but constants and the shapes of tensors."""
+        graph = self.raw.graph
+        return all(
+            not ops.is_stateful(graph[name])
+            and graph[name].op not in ops.PLACEHOLDERS
+            and not ops.functions_of(graph[name])
+            for name in self.behind_sizes(text)
+        )
+
+    def behind_sizes(self, text: str) -> list[str]:
+        """The nodes of which a tensor is made, up to the ops that ask for the shape of one that is followed.
+
+        Args:
+            text: the tensor.
+        """
+        graph = self.raw.graph
+        behind = graph.ancestors([node_of(text)], control=False, stop=lambda name: self.has_followed_shape(name))
+        return [name for name in graph.order if name in behind]
+
+    def has_followed_shape(self, name: str) -> bool:
+        """Whether an op asks for the shape of a tensor of which it is known how it has the examples.
+
+        Args:
+            name: name of the op.
+        """
+        op = self.raw.graph[name]
+        return op.op in ("Shape", "Size") and isinstance(
+            self.reductions.value_of(op.input[0]), (Examples, Independent, Whole)
+        )
+
+
+def may_be_function_of_sums(value: Value) -> bool:
+    """Whether a tensor may be a function of sums over the examples and is neither a sum nor a mean itself."""
+    return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and kind_of_sum(value) is None)
+
+
+def kind_of_sum(value: Value) -> str | None:
+    """How the workers' values of a tensor give that of the whole batch: by a sum or a mean; None by neither."""
+    if isinstance(value, Total) and not value.mixed_by and value.power in (0, -1):
+        return "sum" if value.power == 0 else "mean"
+    return None
