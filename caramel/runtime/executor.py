@@ -339,8 +339,7 @@ _SENT_AGAIN = "request was received twice"
 """Text of TensorFlow about a step that it sends again after a worker was lost: that is no cause."""
 
 WHAT_TO_DO = (
-    "Start what is gone once more, and go on from the last checkpoint: by the same command or script, or in a new "
-    "session"
+    "Start what is gone once more, and restore the last checkpoint: by the same command or script, or in a new session"
 )
 """What a user does about a lost worker."""
 

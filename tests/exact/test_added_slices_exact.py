@@ -100,7 +100,7 @@ def test_training_is_the_same(name, workers):
     assert transfer.adds_slices
     ops = [n.op for n in armodel.graph_def.node if n.name.startswith("caramel/transfer")]
     assert ops.count("UnsortedSegmentSum") == ops.count("Unique") == workers
-    assert "adds up its slices of one row first" in armodel.plan.explain("table")
+    assert "adds up its slices of one row first" in armodel.plan.explain("table")  # to whomever they go
 
 
 @pytest.mark.parametrize(
@@ -194,3 +194,16 @@ def test_plans_count_what_is_left():
             sizes[name, deterministic] = found.size_bytes / (3 * 8 + 4)
     left = {("one", False): 1, ("many", False): 11, ("one", True): 80, ("many", True): 80}
     assert sizes == pytest.approx(left)
+
+
+def test_a_plan_says_it_of_whatever_transfer():
+    """Also of one to the workers that have the rows, which a plan chooses by measured times."""
+    make = PROGRAMS["momentum"]
+    batches = examples(count=24)
+    options = {"trace": traced(make, batches[0]), "network": NETWORK}
+    program = fresh(make)
+    context = caramel.capture(program.step, program.specs, **program.options)
+    for is_divided in (False, True):
+        plan = caramel.ARModel(context, 3, shard_embeddings=is_divided, **options).plan
+        assert (plan.transfers[0].algorithm == "owners") == is_divided
+        assert "adds up its slices of one row first" in plan.explain("table")
