@@ -104,9 +104,7 @@ def assert_memory(armodel):
         assert position == variable.size
 
 
-@pytest.mark.parametrize(
-    "feature", mostly_in_soak(sorted(FEATURE), "everything", "ema_overwrite", "shared", "recurrent")
-)
+@pytest.mark.parametrize("feature", mostly_in_soak(sorted(FEATURE), "everything", "ema_overwrite", "shared"))
 def test_feature(feature):
     check("adam", feature, 3, seed=2)
 
