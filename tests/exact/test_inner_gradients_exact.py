@@ -110,30 +110,40 @@ def test_a_gradient_that_is_a_constant_to_the_next(change):
     check(program(change, loss_reduction="mean"), examples(7), 3)
 
 
-def test_the_same_in_a_graph():
+def trained_in_a_graph(moved, batches):
+    """What a graph of TensorFlow 1 trains by the loss at ``moved(a, gradient)``, and its captures: watched, and finished."""
     v1 = tf.compat.v1
 
     def build():
         x, y = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.float64, [None], "y")
         a = v1.get_variable("a", [4], tf.float64, initializer=v1.constant_initializer([1.0, -0.5, 0.25, 0.75]))
         (g,) = tf.gradients(loss_of(x, y, a, 0.5), [a])
-        loss = loss_of(x, y, a + tf.stop_gradient(0.1 * g / tf.norm(g)), 0.5)
+        loss = loss_of(x, y, moved(a, g), 0.5)
         return loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
-    batches = [{"x": x, "y": y} for x, y in examples()]
     with tf.Graph().as_default() as graph, v1.Session() as session:
         loss, train = build()
         session.run(v1.global_variables_initializer())
-        for batch in batches:
-            session.run(train, {f"{name}:0": value for name, value in batch.items()})
+        for x, y in batches:
+            session.run(train, {"x:0": x, "y:0": y})
         want = session.run(v1.global_variables()[0])
     with caramel.capture() as watched:
         watched.loss, _ = build()
-    for context in (watched, caramel.capture(graph, loss=loss)):
-        with caramel.ARModel(context, 2).session() as session:
-            for batch in batches:
-                session.step(batch)
-            np.testing.assert_allclose(session.values()["a"], want, rtol=1e-8)
+    return want, watched, caramel.capture(graph, loss=loss)
+
+
+def assert_trains_so(context, workers, batches, want, rtol):
+    with caramel.ARModel(context, workers).session() as session:
+        for x, y in batches:
+            session.step({"x": x, "y": y})
+        np.testing.assert_allclose(session.values()["a"], want, rtol=rtol)
+
+
+def test_the_same_in_a_graph():
+    batches = examples()
+    want, *contexts = trained_in_a_graph(lambda a, g: a + tf.stop_gradient(0.1 * g / tf.norm(g)), batches)
+    for context in contexts:
+        assert_trains_so(context, 2, batches, want, 1e-8)
 
 
 def a_product_with_a_vector(x, y, variables):
@@ -393,28 +403,9 @@ def test_a_loss_that_is_not_linear_in_a_gradient(change):
 
 
 def test_the_same_of_a_graph():
-    v1 = tf.compat.v1
-
-    def build():
-        x, y = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.float64, [None], "y")
-        a = v1.get_variable("a", [4], tf.float64, initializer=v1.constant_initializer([1.0, -0.5, 0.25, 0.75]))
-        (g,) = tf.gradients(loss_of(x, y, a, 0.5), [a])
-        loss = loss_of(x, y, a - 0.3 * g, 0.5)
-        return loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-
-    batches = [{"x": x, "y": y} for x, y in examples(7)]
-    with tf.Graph().as_default(), v1.Session() as session:
-        _, train = build()
-        session.run(v1.global_variables_initializer())
-        for batch in batches:
-            session.run(train, {f"{name}:0": value for name, value in batch.items()})
-        want = session.run(v1.global_variables()[0])
-    with caramel.capture() as watched:
-        watched.loss, _ = build()
-    with caramel.ARModel(watched, 3).session() as session:
-        for batch in batches:
-            session.step(batch)
-        np.testing.assert_allclose(session.values()["a"], want, rtol=1e-9)
+    batches = examples(7)
+    want, watched, _ = trained_in_a_graph(lambda a, g: a - 0.3 * g, batches)
+    assert_trains_so(watched, 3, batches, want, 1e-9)
 
 
 def through_two_levels(x, y, variables):

@@ -79,13 +79,10 @@ def pruned_with_differentiated(graph: Graph, roots: Iterable[str]) -> Graph:
         if not found:
             break
         tensors = [tensor for gradient in found for tensor in (gradient.source, *gradient.targets)]
-        readers = [name for g in found for name in graph.data_readers(node_of(g.source)) if _is_source(graph[name])]
+        readers = {name for gradient in found for name in graph.data_readers(node_of(gradient.source))}
+        readers = {name for name in readers if SOURCE_ATTRIBUTE in graph[name].attr}
         kept = graph.pruned([*kept.nodes, *map(node_of, tensors), *readers])
     return kept
-
-
-def _is_source(node: NodeDef) -> bool:
-    return SOURCE_ATTRIBUTE in node.attr
 
 
 def gradient_by_tensor(
