@@ -295,6 +295,10 @@ class Combination(enum.Enum):
     """It is the same on every worker."""
     EXAMPLES = "examples"
     """One after the other: each has the entries of its own examples."""
+    MAX = "max"
+    """The largest of them, entry by entry; of booleans, whether any is true."""
+    MIN = "min"
+    """The smallest of them; of booleans, whether all are true."""
 
 
 @dataclass(frozen=True)

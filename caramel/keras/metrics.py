@@ -103,7 +103,8 @@ class DistributedMetrics:
             tensor = self._record.outputs[output]
             raise CaptureError(
                 f"{user} a value of the whole batch ({tensor.op.type} {tensor.name!r}), and it cannot be told how "
-                f"those of the workers' parts of the batch make it: as a mean or a sum over the examples. {advice}"
+                f"those of the workers' parts of the batch make it: as a mean, a sum or an extreme over the examples. "
+                f"{advice}"
             )
         return combination
 
@@ -158,6 +159,9 @@ class DistributedMetrics:
             return np.asarray(counting[0], dtype)
         if combination is Combination.EXAMPLES:
             return self._joined(counting, [s for s in shares if s], output)
+        if combination in (Combination.MAX, Combination.MIN):
+            extreme = np.max if combination is Combination.MAX else np.min
+            return np.asarray(extreme(np.stack(counting), axis=0), dtype)
         wide = [np.asarray(v, np.float64 if np.issubdtype(dtype, np.inexact) else None) for v in values]
         return np.asarray(combined_value(wide, shares, combination.value), dtype)
 

@@ -224,6 +224,21 @@ def counts():
     return program([weights, seen], loss, update)
 
 
+def counts_by_bincount():
+    """The same with a count of all classes that is added to a variable."""
+    weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", (CLASSES,), scale=0.0)
+
+    def loss(x, y):
+        prior = tf.math.log((seen + 1.0) / tf.reduce_sum(seen + 1.0))
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(y, x @ weights + prior))
+
+    def update(x, y):
+        found = tf.math.bincount(tf.cast(class_of(y), tf.int32), minlength=CLASSES, maxlength=CLASSES)
+        seen.assign_add(tf.cast(found, seen.dtype))
+
+    return program([weights, seen], loss, update)
+
+
 def updated_by(change, *variables):
     """A program with one parameter, which is updated by ``change(weights, gradient, x, y)``."""
     weights = variable("weights", (FEATURES, CLASSES), trainable=True)
@@ -309,7 +324,7 @@ def _double():
     "make",
     [
         *(centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far),
-        *(layer_with_a_codebook, queue, centres, counts),
+        *(layer_with_a_codebook, queue, centres, counts, counts_by_bincount),
     ],
     ids=lambda f: f.__name__,
 )

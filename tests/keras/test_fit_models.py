@@ -349,6 +349,11 @@ def test_metrics_that_a_layer_counts():
 # -- what cannot be told ---------------------------------------------------------------------
 
 
+def middle(values):
+    """The median: no sum, mean or extreme of the examples."""
+    return tf.sort(tf.reshape(values, [-1]))[tf.size(values) // 2]
+
+
 def refused(words, make, **options):
     with pytest.raises(caramel.CaptureError) as caught:
         caramel.fit(make(), dataset(), workers=2, verbose=0, **options)
@@ -368,10 +373,10 @@ def with_layer(call):
 
 def test_a_metric_of_a_value_that_is_no_mean():
     def call(self, x):
-        self.own.update_state(tf.reduce_max(x))
+        self.own.update_state(middle(x))
         return x
 
-    refused(["metric 'own'", "Max", "values of each example"], with_layer(call))
+    refused(["metric 'own'", "StridedSlice", "values of each example"], with_layer(call))
 
 
 def test_a_metric_in_a_loop():
@@ -411,19 +416,19 @@ def test_a_loss_that_depends_on_a_metric():
 def test_a_log_that_cannot_be_told():
     class Own(keras.Model):
         def train_step(self, data):
-            return {**super().train_step(data), "largest": tf.reduce_max(data[0])}
+            return {**super().train_step(data), "middle": middle(data[0])}
 
     def make():
         return compiled_as(Own)
 
-    refused(["returns 'largest'", "Max"], make)
+    refused(["returns 'middle'", "StridedSlice"], make)
 
 
 def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
     class Own(keras.Model):
         def train_step(self, data):
             super().train_step(data)
-            return {"largest": tf.reduce_max(data[0])}
+            return {"middle": middle(data[0])}
 
         @property
         def metrics(self):
@@ -432,7 +437,27 @@ def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
     def make():
         return compiled_as(Own)
 
-    refused(["returns 'largest'", "Max"], make)
+    refused(["returns 'middle'", "StridedSlice"], make)
+
+
+def test_extremes_of_the_examples():
+    """Logs and metrics of the largest and the smallest of all examples, and whether some or all are so."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            logs, (x, y) = super().train_step(data), data
+            errors = tf.abs(tf.cast(y[:, None], x.dtype) - self(x))
+            self.largest.update_state(tf.reduce_max(errors))
+            some, always = tf.reduce_any(errors > 1.5), tf.reduce_all(tf.math.is_finite(errors))
+            found = {"smallest": tf.reduce_min(errors), "some": some, "always": tf.cast(always, tf.int32)}
+            return {**logs, "largest": self.largest.result(), **found}
+
+    def make():
+        model = compiled_as(Own)
+        model.largest = keras.metrics.Mean(name="largest")
+        return model
+
+    same(*both(dataset(59), make, epochs=2, workers=4))
 
 
 def test_a_count_that_is_taken_for_the_loss():

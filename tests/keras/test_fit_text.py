@@ -318,3 +318,19 @@ def test_codes_of_each_example(name):
     )
     predicted = caramel.predict(alone, CODES, batch_size=7, workers=3, verbose=0)
     np.testing.assert_allclose(predicted, alone.predict(CODES, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("output_mode", mostly_in_soak(["one_hot", "int"], "one_hot"))
+@pytest.mark.parametrize("shape", mostly_in_soak([[], [1]], []))
+def test_crossed_features(output_mode, shape):
+    def build():
+        one, other = keras.Input(shape, dtype="int64"), keras.Input(shape, dtype="int64")
+        crossed = layers.HashedCrossing(7, output_mode=output_mode)((one, other))
+        inputs = layers.Reshape([-1])(crossed) if output_mode == "one_hot" else layers.Reshape([1])(crossed)
+        return keras.Model((one, other), layers.Dense(2)(inputs))
+
+    def data():
+        features = tuple(CODES[:, column].reshape([-1, *shape]) for column in (0, 1))
+        return tf.data.Dataset.from_tensor_slices((features, LABELS)).batch(8)
+
+    same(*both_on(data, build, 3), rtol=1e-4)

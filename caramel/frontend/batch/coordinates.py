@@ -13,6 +13,7 @@ from caramel.frontend.batch.domain import (
     Order,
     Value,
     is_invariant,
+    of_sizes,
 )
 from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op
@@ -27,6 +28,10 @@ def of_numbers(op: Op) -> Value:
         return _beside(op)
     if op.node.op == "Mul":
         return _offsets(op)
+    if op.node.op == "GatherV2":
+        return _all_rows(op)
+    if op.node.op == "SelectV2":
+        return _numbers_or_zero(op)
     if not isinstance(first, Order):
         return op.unknown(_COUNTS_ANEW)
     if op.keeps_numbers:
@@ -74,6 +79,26 @@ def _beside(op: Op) -> Value:
             return op.unknown(_COUNTS_ANEW)
         mixed_by = mixed_by or (other.mixed_by if isinstance(other, Examples) else None)
     return Coordinates(mixed_by)
+
+
+def _all_rows(op: Op) -> Value:
+    """The rows of all examples, looked up one after the other."""
+    rows, numbers = op.inputs[:2]
+    is_one_each = isinstance(numbers, Order) and numbers.count == 1 and op.rank(1) == 1
+    is_by_rows = op.integer(2) == 0 and not op.node.attr["batch_dims"].i
+    is_all = is_one_each and is_by_rows and isinstance(rows, Examples) and rows.is_plain
+    return rows if is_all else op.unknown(_COUNTS_ANEW)
+
+
+def _numbers_or_zero(op: Op) -> Value:
+    """The numbers of several examples, or a zero for a single one: the same, and what `tf.vectorized_map` makes."""
+    numbers, condition = op.inputs[1], op.producer_of(op.texts[0])
+    is_zero = op.integer(2) == 0 and op.rank(2) == 0 and op.rank(0) == 0
+    if not isinstance(numbers, Order) or numbers.count != 1 or not is_zero or condition.op != "Greater":
+        return op.unknown(_COUNTS_ANEW)
+    count, least = condition.input[:2]
+    is_count = op.value_of(count) == of_sizes((BATCH_SIZE,)) and op.constant_of(least) == 1
+    return numbers if is_count else op.unknown(_COUNTS_ANEW)
 
 
 def _offsets(op: Op) -> Value:

@@ -127,11 +127,13 @@ class Positions:
         mask: the mask, of which each example has some entries along its first axis.
         rank: number of axes of the mask.
         chosen: see `Examples`.
+        parts: number of parts into which all entries are divided, of which this is one; 1 for those that a mask has.
     """
 
     mask: Examples
     rank: int
     chosen: str
+    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Analysis:
             of_rows = self._bodies.row_constants.get((self._function, node.name))
             return [sizes.of_constant(self._constant(node.name)) if of_rows is None else of_rows]
         texts = tuple(data_texts(node))
-        inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
+        inputs = tuple(map(self._computed, texts))
         outcome = self._by_rules(
             Op(
                 node,
@@ -187,6 +187,7 @@ class Analysis:
                 self._constant,
                 self._expression,
                 self._producer,
+                self._computed,
                 outputs,
                 self._function,
                 notes,
@@ -196,6 +197,10 @@ class Analysis:
 
     def _by_rules(self, op: Op) -> Value | Sequence[Value]:
         kind = op.node.op
+        if kind == "Switch":
+            return _switch(op)
+        if kind == "Merge" and not self._is_decided_everywhere(op):
+            return next((v for v in op.inputs if isinstance(v, Unknown)), op.unknown(_LOCAL_BRANCH))
         if any(isinstance(v, Whole) for v in op.inputs):
             return self._of_whole(op)
         if kind in ("While", "StatelessWhile"):
@@ -210,8 +215,6 @@ class Analysis:
             return unknown
         if kind == "Merge":
             return self._merge(op)
-        if kind == "Switch":
-            return _switch(op)
         if (reader := rules.reader_of(op)) is not None:
             return reader(op)
         if kind in rules.ON_SHAPES_AND_LISTS:
@@ -293,6 +296,10 @@ class Analysis:
     def _producer(self, text: str) -> NodeDef:
         return self._graph[node_of(text)]
 
+    def _computed(self, text: str) -> Value:
+        """The value of a tensor whose node was interpreted before."""
+        return self._values[node_of(text)][parse_input(text)[1]]
+
     def _folded(self, tensor: str) -> Any:
         behind = self._graph.ancestors([node_of(tensor)], control=False)
         if len(behind) > _MAX_FOLDED_NODES or behind & self._given.keys():
@@ -307,11 +314,13 @@ class Analysis:
 
     # -- control flow ------------------------------------------------------------------------
 
-    def _merge(self, op: Op) -> Value | Sequence[Value]:
-        """The value of the taken branch: control edges alone tie an inlined branch to its condition."""
+    def _is_decided_everywhere(self, op: Op) -> bool:
+        """Whether all workers take the same branch: control edges alone tie an inlined branch to its condition."""
         decided = self._decided[op.node.name]
-        if not decided or not all(is_invariant(v) for condition in decided for v in self._values[condition]):
-            return op.unknown(_LOCAL_BRANCH)
+        return bool(decided) and all(is_everywhere(v) for condition in decided for v in self._values[condition])
+
+    def _merge(self, op: Op) -> Sequence[Value]:
+        """The value of the taken branch."""
         merged = op.inputs[0]
         for value in op.inputs[1:]:
             merged = op.joined(merged, value)
@@ -410,9 +419,7 @@ def _of_one_example(op: Op) -> Value | None:
 def _switch(op: Op) -> Value:
     """The value on its way into the taken branch."""
     value, decision = op.inputs
-    if is_invariant(decision):
-        return value
-    return op.unknown(_LOCAL_BRANCH)
+    return value if isinstance(value, Unknown) or is_everywhere(decision) else op.unknown(_LOCAL_BRANCH)
 
 
 def _data_only(nodes: Graph) -> Any:

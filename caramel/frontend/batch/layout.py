@@ -181,8 +181,36 @@ def _strided_slice(op: Op) -> Value:
     return moved(op, value, sliced_axis(op, value.axis, length[0], (begins, ends, strides)))
 
 
-def sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
-    """The batch axis after a slice that takes all of it; None if the slice does not."""
+def _strided_slice_grad(op: Op) -> Value:
+    """The gradient of a part of a tensor, with zeros beside it, as a gradient of the whole tensor."""
+    shape, gradient, length = op.inputs[0], op.inputs[4], op.shape(1)
+    if not isinstance(gradient, Examples):
+        return moved(op, gradient, None) if is_invariant(shape) else op.unknown("has a size that depends on the batch")
+    sizes = shape.sizes if isinstance(shape, Independent) and shape.sizes is not None else ()
+    of_examples = [axis for axis, size in enumerate(sizes) if size.power != 0]
+    count = Size(Fraction((gradient.before or 0) * (gradient.after or 0)), Fraction(1))
+    if len(of_examples) != 1 or sizes[of_examples[0]] != count or length is None or length[0] is None:
+        return op.unknown(MIXES_EXAMPLES)
+    bounds = [op.integers(p) for p in (1, 2, 3)]
+    place = sliced_axis(op, of_examples[0], length[0], bounds, len(sizes))
+    if place != gradient.axis or gradient.chosen:
+        return op.unknown(MIXES_EXAMPLES)
+    return replace(gradient, axis=of_examples[0], repeated=False, normalised=False)
+
+
+def sliced_axis(
+    op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None], rank: int | None = None
+) -> int | None:
+    """The batch axis after a slice that takes all of it; None if the slice does not.
+
+    Args:
+        op: the op, with the masks of a StridedSlice.
+        axis: batch axis of what is sliced.
+        entries: number of entries of the bounds.
+        bounds: begins, ends and strides; None for what is not constant.
+        rank: rank of what is sliced; None for that of the first input.
+    """
+    rank = op.rank(0) if rank is None else rank
     masks = {name: op.node.attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
 
     def has(name: str, entry: int) -> bool:
@@ -192,7 +220,7 @@ def sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | No
     source_axis = result_axis = 0
     for entry in range(entries):
         if has("ellipsis", entry):
-            skipped = (op.rank(0) or 0) - consumed
+            skipped = (rank or 0) - consumed
             if source_axis <= axis < source_axis + skipped:
                 return result_axis + axis - source_axis
             source_axis, result_axis = source_axis + skipped, result_axis + skipped
@@ -372,6 +400,7 @@ RULES: dict[str, Rule] = {
     "Pack": _pack,
     "Unpack": _unpack,
     "Split": _split_equal,
+    "StridedSliceGrad": _strided_slice_grad,
     "SplitV": _split_sizes,
     "StridedSlice": _strided_slice,
     "Slice": _slice,

@@ -42,6 +42,7 @@ class Op:
         constant_of: function from a tensor to its value, if it is made of constants only; else None.
         expression_of: function from a tensor to a text that is the same for tensors with the same entries.
         producer_of: function from a tensor to the node that makes it.
+        value_of: function from a tensor behind the node to its abstract value.
         outputs: number of outputs.
         function: name of the function that contains the node; "" for the graph itself.
         notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
@@ -55,6 +56,7 @@ class Op:
     constant_of: Callable[[str], Any]
     expression_of: Callable[[str], str]
     producer_of: Callable[[str], NodeDef]
+    value_of: Callable[[str], Value]
     outputs: int
     function: str
     notes: dict[str, None]

@@ -18,7 +18,7 @@ def _partition(op: Op) -> Value | Sequence[Value]:
         return op.unknown(MIXES_EXAMPLES)
     chosen = [f"{op.expression_of(op.texts[1])} is {number}" for number in range(op.outputs)]
     if isinstance(data, Order) and op.rank(0) == 1 and data.count == (numbers.before or 0) * (numbers.after or 0):
-        return [Positions(numbers, 1, each) for each in chosen]
+        return [Positions(numbers, 1, each, op.outputs) for each in chosen]
     if isinstance(data, Examples) and data.axis == 0 and data.arrangement == numbers.arrangement:
         return [replace(data, before=1, after=1, repeated=False, normalised=False, chosen=each) for each in chosen]
     return op.unknown(MIXES_EXAMPLES)
@@ -38,7 +38,7 @@ def stitched(op: Op) -> Value:
         if place.mask != first.mask or part.axis != 0 or part.arrangement != (1, 1, place.chosen):
             return op.unknown(MIXES_EXAMPLES)
         powers.add(part.power)
-    is_all = len(powers) == 1 and len({place.chosen for place in places if isinstance(place, Positions)}) == half
+    is_all = len(powers) == 1 and first.parts == half == len({p.chosen for p in places if isinstance(p, Positions)})
     mask = first.mask
     return Examples(0, powers.pop(), mask.before, mask.after) if is_all else op.unknown(MIXES_EXAMPLES)
 

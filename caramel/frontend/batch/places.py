@@ -22,7 +22,7 @@ def _where(op: Op) -> Value:
 def of_positions(op: Op) -> Value:
     """The value of an op that reads places. A worker counts them from its own first example, so few ops may."""
     kind, first = op.node.op, op.inputs[0]
-    if kind == "ParallelDynamicStitch":
+    if kind in ("DynamicStitch", "ParallelDynamicStitch"):
         return stitched(op)
     if kind in ("GatherV2", "GatherNd") and isinstance(op.inputs[1], Positions):
         return _looked_up(op, first, op.inputs[1])

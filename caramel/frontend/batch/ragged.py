@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
-from caramel.frontend.batch.domain import BATCH_SIZE, Examples, Independent, Kind, Tokens, Value, is_invariant, of_sizes
+from caramel.frontend.batch.domain import (
+    BATCH_SIZE,
+    Examples,
+    Independent,
+    Kind,
+    Tokens,
+    Total,
+    Value,
+    is_invariant,
+    of_sizes,
+)
 from caramel.frontend.batch.elementwise import LINEAR, NARY, UNARY
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, op_names
 
@@ -168,11 +179,15 @@ _READERS: dict[str, Rule] = {
 
 
 def _counts(op: Op) -> Value:
-    """How often each example has each of some numbers, where all have as many."""
+    """How often each example has each of some numbers, where all have as many; or how often all examples have them."""
     values, size, weights = op.inputs
-    is_plain = isinstance(values, Examples) and values.axis == 0 and values.power == 0
-    is_told = op.rank(0) == 2 and is_invariant(size) and is_invariant(weights)
-    if not is_plain or not is_told or not isinstance(values, Examples):
+    if not isinstance(values, Examples) or values.axis != 0 or values.power != 0 or not is_invariant(size):
+        return op.unknown(MIXES_EXAMPLES)
+    if op.rank(0) == 1 and not values.repeated and not op.node.attr["binary_output"].b:
+        if isinstance(weights, Examples) and (weights.axis, weights.arrangement) == (0, values.arrangement):
+            return Total(weights.power, mixed_by=values.mixed_by or weights.mixed_by)
+        return Total(Fraction(0), mixed_by=values.mixed_by) if op.shape(2) == (0,) else op.unknown(MIXES_EXAMPLES)
+    if op.rank(0) != 2 or not is_invariant(weights):
         return op.unknown(MIXES_EXAMPLES)
     return Examples(0, before=values.before, after=values.after, mixed_by=values.mixed_by, chosen=values.chosen)
 

@@ -1,12 +1,24 @@
-"""Candidate samplers, which draw classes for a batch, and the hits among them, which belong to single examples."""
+"""Candidate samplers, which draw classes for a batch, and sparse entries of single examples: hits, crossed features."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import INVARIANT, Entries, Examples, Followed, Independent, Size, Value, is_invariant
+from caramel.frontend.batch.domain import (
+    BATCH_SIZE,
+    INVARIANT,
+    Entries,
+    Examples,
+    Followed,
+    Independent,
+    Size,
+    Value,
+    is_invariant,
+    of_sizes,
+)
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, op_names
 
 _SAMPLERS = op_names(
@@ -36,6 +48,17 @@ def _accidental_hits(op: Op) -> Value:
     true_classes, drawn = op.inputs
     is_plain = isinstance(true_classes, Examples) and true_classes.is_plain
     return Entries() if is_plain and is_invariant(drawn) else op.unknown(MIXES_EXAMPLES)
+
+
+def _crossed(op: Op) -> Value | Sequence[Value]:
+    """Combinations of what each example has in several columns: their places, their values, and the shape of it all."""
+    columns, widths = op.inputs, [op.shape(position) for position in range(len(op.inputs))]
+    is_dense = op.node.attr["N"].i == 0
+    examples = [value for value in columns if isinstance(value, Examples) and value.is_plain and value.power == 0]
+    if not is_dense or len(examples) != len(columns) or any(v.mixed_by for v in examples):
+        return op.unknown(MIXES_EXAMPLES)
+    width = math.prod((shape or (None, None))[1] or 0 for shape in widths)  # 0 for one that is not static
+    return [Entries(), Entries(), of_sizes((BATCH_SIZE, Size(Fraction(width) if width else None)))]
 
 
 def _to_dense(op: Op) -> Value:
@@ -88,4 +111,8 @@ def _part(op: Op, examples: Examples) -> Value:
     return op.unknown(MIXES_EXAMPLES)
 
 
-RULES: dict[str, Rule] = {**dict.fromkeys(_SAMPLERS, _sampler), "ComputeAccidentalHits": _accidental_hits}
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SAMPLERS, _sampler),
+    "ComputeAccidentalHits": _accidental_hits,
+    "SparseCross": _crossed,
+}

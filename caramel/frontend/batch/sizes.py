@@ -159,6 +159,21 @@ def _gather(op: Op) -> Value | None:
     return None if indices is None else _selected(op, lambda length: indices)
 
 
+def _unpacked(op: Op) -> list[Value] | None:
+    value = op.inputs[0]
+    if not isinstance(value, Independent) or value.sizes is None or op.rank(0) != 1:
+        return None
+    return [of_sizes((size,)) for size in value.sizes]
+
+
+def _split(op: Op) -> list[Value] | None:
+    value = op.inputs[1]
+    if not isinstance(value, Independent) or value.sizes is None or op.rank(1) != 1:
+        return None
+    length = len(value.sizes) // op.outputs
+    return [of_sizes(value.sizes[length * part : length * (part + 1)]) for part in range(op.outputs)]
+
+
 def _range(op: Op) -> Value | None:
     bounds = [op.integer(p) for p in range(3)]
     if any(b is None for b in bounds) or bounds[2] == 0:
@@ -323,6 +338,8 @@ SIZE_RULES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
     "GatherV2": _gather,
     "Range": _range,
     "DynamicStitch": _stitched,
+    "Unpack": _unpacked,
+    "Split": _split,
     "Fill": _fill,
     "Prod": _folded(Size.times),
     "Sum": _folded(_added),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
     Followed,
     Independent,
+    Positions,
     Statistic,
     Total,
     Unknown,
@@ -24,6 +26,7 @@ from caramel.frontend.roles.divergence import SHAPE_OPS
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph import ops
 from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
+from caramel.graph.guards import Guards, guards_of
 from caramel.graph.shapes import static_size
 
 _MAX_SUM_OF_RESULT = 2**16
@@ -69,6 +72,10 @@ class Look:
     raw: RawProgram
     reductions: Reductions
 
+    @cached_property
+    def _guards(self) -> Guards:
+        return guards_of(self.raw.graph)
+
     def of_losses(self, losses: Sequence[str], told: Sequence[str | None]) -> Needs:
         """What the first loss needs; nothing where no sums help.
 
@@ -105,15 +112,24 @@ class Look:
         """
         graph = self.raw.graph
         behind = graph.ancestors(
-            [node_of(loss)], control=False, stop=lambda name: OVER_WORKERS_ATTRIBUTE in graph[name].attr
+            [node_of(loss)],
+            control=False,
+            stop=lambda name: OVER_WORKERS_ATTRIBUTE in graph[name].attr,
+            further=lambda name: self._guards.decided[name] if graph[name].op == "Merge" else (),
         )
         causes = []
         for name in graph.order:
             if name in behind and ops.output_types(graph[name]):
                 value = self.reductions.value_of(tensor_name(name))
-                if isinstance(value, Unknown) and value.node == name and not value.unmodelled:
+                if isinstance(value, Unknown) and not value.unmodelled and self._is_first(name, value):
                     causes.append(name)
         return causes
+
+    def _is_first(self, name: str, value: Unknown) -> bool:
+        """Whether nothing is known of an op's value because of this op, or of what is in a function that it calls."""
+        if value.node or not ops.is_call(self.raw.graph[name]):
+            return value.node == name
+        return not any(isinstance(self.reductions.value_of(t), Unknown) for t in data_texts(self.raw.graph[name]))
 
     def has_small_parameters(self, name: str, losses: Sequence[str]) -> bool:
         """Whether what every worker would compute for all examples, from an op on, has no large parameters.
@@ -149,7 +165,11 @@ class Look:
         values = [(position, text, self.reductions.value_of(text)) for position, text in enumerate(data_texts(op))]
         first = values[0][2] if values else None
         if op.op == "Mean" and isinstance(first, Examples) and first.chosen and first.axis == 0:
-            return self.at(first.mixed_by) if first.mixed_by else Needs([tensor_name(name)])
+            if first.mixed_by:
+                return self.at(first.mixed_by)
+            # In a branch nothing can be summed: the examples are chosen among those of all workers.
+            is_in_branch = bool(self._guards.by_node[name])
+            return Needs(gathers=self._gathers_of_masks(name), at=name) if is_in_branch else Needs([tensor_name(name)])
         shares = self.reductions.unscaled_gradients([text for _, text, _ in values])
         if shares:
             return Needs(shares=shares, at=name)
@@ -171,6 +191,10 @@ class Look:
                 if gather is None:
                     return Needs()
                 needs.gathers.add(gather)
+            elif isinstance(value, Examples) and value.chosen and (gathers := self._gathers_of_masks(node_of(text))):
+                needs.gathers |= gathers
+            elif isinstance(value, Positions) and (gather := self._gather_of_mask(text)) is not None:
+                needs.gathers.add(gather)
             elif self._is_sized(text):
                 needs.sizes.append((name, position))
             else:
@@ -191,6 +215,23 @@ class Look:
         if value.before is None or name not in self.raw.made:
             return None
         return Gather(self.raw.made[name], position, value.axis, value.before)
+
+    def _gathers_of_masks(self, name: str) -> set[Gather]:
+        """How the masks that choose the examples which an op gets are those of all workers' examples."""
+        behind = self.raw.graph.ancestors([name], control=False)
+        places = [n for n in behind if isinstance(self.reductions.value_of(tensor_name(n)), Positions)]
+        gathers = [self._gather_of_mask(n) for n in places if self.raw.graph[n].op == "Where"]
+        return {gather for gather in gathers if gather is not None}
+
+    def _gather_of_mask(self, text: str) -> Gather | None:
+        """How the mask whose entries some places are is that of all workers' examples."""
+        graph = self.raw.graph
+        while graph[node_of(text)].op != "Where":
+            text = data_texts(graph[node_of(text)])[0]
+            if not isinstance(self.reductions.value_of(text), Positions):
+                return None
+        mask = data_texts(graph[node_of(text)])[0]
+        return self.gather_of(node_of(text), 0, self.reductions.value_of(mask))
 
     def _gathers_of_parts(self, text: str) -> set[Gather]:
         """How examples with something behind them, which is the same on all workers, are those of all workers."""
@@ -235,7 +276,8 @@ class Look:
         for tensor in self.raw.results:
             if tensor not in left and may_be_function_of_sums(self.reductions.value_of(tensor)):
                 sums = self.sums_behind(tensor)
-                if sums:
+                sizes_of_sums = [static_size(self.raw.graph, each) for each in sums]
+                if sums and all(size is not None and size <= _MAX_SUM_OF_RESULT for size in sizes_of_sums):
                     return Needs(sums, result=tensor)
             sizes = [] if tensor in left else self._sizes_in(tensor)
             if sizes:
@@ -249,18 +291,15 @@ class Look:
         return self._sizes_beside(tensor).sizes if is_of_sizes else []
 
     def sums_behind(self, tensor: str) -> list[str]:
-        """Sums of which a tensor is a function; none where it is no function of sums, or they are large.
+        """Sums of which a tensor is a function; none where it is no function of sums.
 
         Args:
             tensor: name of the tensor.
         """
         if isinstance(self.reductions.value_of(tensor), Unknown):
             needs = [self.at(name) for name in self.causes(tensor)]
-            found = next((n.tensors for n in needs if n.tensors and not n.gathers and not n.sizes), [])
-        else:
-            found = self._totals(tensor)
-        sizes = [static_size(self.raw.graph, each) for each in found]
-        return found if all(size is not None and size <= _MAX_SUM_OF_RESULT for size in sizes) else []
+            return next((n.tensors for n in needs if n.tensors and not n.gathers and not n.sizes), [])
+        return self._totals(tensor)
 
     def _totals(self, text: str) -> list[str]:
         """The sums or means of which a tensor is a function."""

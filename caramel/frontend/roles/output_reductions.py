@@ -7,9 +7,21 @@ from dataclasses import dataclass
 
 from caramel.frontend.batch.domain import Examples, Independent, Unknown, is_invariant
 from caramel.frontend.roles.loss_reduction import Reductions
-from caramel.graph.graph import Graph, node_of
+from caramel.graph import ops
+from caramel.graph.graph import Graph, data_texts, node_of, tensor_name
 from caramel.graph.shapes import static_shape
 from caramel.model import Combination
+
+_EXTREMES = {
+    "Max": Combination.MAX,
+    "Any": Combination.MAX,
+    "Min": Combination.MIN,
+    "All": Combination.MIN,
+}
+"""What is the largest or smallest value of all examples, by the op that finds that of some."""
+
+_KEEPS_ORDER = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient"})
+"""Ops behind which the largest value is still the largest; of the Casts, those to numbers."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +59,26 @@ class ReportedTensors:
             apart = value.axis == 0 and value.before == 1 and value.power == 0 and not value.mixed_by
             return Combination.EXAMPLES if apart else None
         if isinstance(value, Unknown):
-            return Combination.EXAMPLES if value.unmodelled and self._looks_like_examples(tensor) else None
+            if value.unmodelled:
+                return Combination.EXAMPLES if self._looks_like_examples(tensor) else None
+            return self._extreme_of(tensor)
         if isinstance(value, Independent):
             return _of_sizes(value)
         kind = self.reduction_of(tensor)
         return None if kind is None else Combination(kind)
+
+    def _extreme_of(self, tensor: str) -> Combination | None:
+        """The combination of the largest or smallest of values that each example has for itself; None for others."""
+        while self.graph[node_of(tensor)].op in _KEEPS_ORDER:
+            made = self.graph[node_of(tensor)]
+            if made.op == "Cast" and ops.dtype_name(made.attr["DstT"].type) == "bool":
+                return None
+            tensor = tensor_name(data_texts(made)[0])
+        extreme = self.graph[node_of(tensor)]
+        of_examples = self.reductions.value_of(data_texts(extreme)[0]) if extreme.op in _EXTREMES else None
+        is_of_own = isinstance(of_examples, Examples) and of_examples.power == 0 and not of_examples.mixed_by
+        is_fixed = is_of_own and is_invariant(self.reductions.value_of(data_texts(extreme)[1]))
+        return _EXTREMES[extreme.op] if is_fixed else None
 
     def _looks_like_examples(self, tensor: str) -> bool:
         """Whether the length of a tensor's first axis is not static, as it is where each example has an entry.
