@@ -77,6 +77,7 @@ class DataSignature:
         position_key: their key in a checkpoint.
         digest: of the pipelines; a position fits only the same.
         digest_key: its key in a checkpoint.
+        ahead: whether ``advance`` may be run together with a step: then it takes the element of the step after.
     """
 
     sharding: str
@@ -103,6 +104,7 @@ class DataSignature:
     position_key: str
     digest: str
     digest_key: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

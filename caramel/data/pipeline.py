@@ -52,6 +52,11 @@ class Pipeline:
         """Whether all workers run the same pipeline, and so are at the same position in it."""
         return self.sharding is not Sharding.OWN
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a worker may take an element while a step runs: no element fails, and none draws a seed."""
+        return all(source.cannot_fail and source.draws != "often" for source in self.sources)
+
     def saved_ranks(self, workers: int) -> range:
         """Ranks of the workers whose positions a checkpoint keeps; the other workers are at one of these positions."""
         return range(1 if self.shared else workers)

@@ -18,6 +18,7 @@ from tensorflow.core.framework import attr_value_pb2, dataset_options_pb2
 
 from caramel.data import shareable_ops
 from caramel.data.components import Component
+from caramel.data.infallible import cannot_fail
 from caramel.data.serialise import Serialised
 from caramel.errors import listed
 from caramel.graph import ops
@@ -67,6 +68,7 @@ class Source:
         notes: changes to the user's dataset, one sentence each.
         seed: seed for the shuffles without one; None to leave it to chance.
         holds_copies: whether it has copies of tables or variables, whose originals may change.
+        cannot_fail: whether it is known to give all of its elements without an error.
     """
 
     graph: Graph
@@ -82,6 +84,7 @@ class Source:
     notes: tuple[str, ...]
     seed: int | None = None
     holds_copies: bool = False
+    cannot_fail: bool = False
 
     @property
     def digest(self) -> str:
@@ -134,8 +137,9 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     resumes = _resumes(serialised)
     if not resumes:
         notes.append("input: a restore within a pass reads again what was taken of it")
+    graph = Graph(nodes, library, serialised.graph.versions)
     return Source(
-        graph=Graph(nodes, library, serialised.graph.versions),
+        graph=graph,
         dataset=serialised.dataset,
         components=components,
         cardinality=serialised.cardinality,
@@ -148,6 +152,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         notes=tuple(notes),
         seed=serialised.seed,
         holds_copies=bool(copies),
+        cannot_fail=cannot_fail(graph, serialised.dataset),
     )
 
 

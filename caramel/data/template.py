@@ -4,8 +4,9 @@ A worker makes the dataset once (``build``) and keeps it, so that what belongs t
 state of its shuffles) lasts from pass to pass as on one device. Each pass has an iterator of its own
 (``begin``). ``advance`` takes the next element, cuts out the worker's part and keeps it in a
 variable, from which the step reads: the end of the data, or an error, arises there and never in a
-step, and a worker without data goes on with what it had. Every element carries its number in the
-pass, by which workers find to each other again after an error.
+step. Where no element can fail, that of the next step is taken while a step runs. A worker without
+data goes on with what it had. Every element carries its number in the pass, by which workers find to
+each other again after an error.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ class _Builder:
         specs = [tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.variant)] + [tf.TensorSpec([], tf.int64)] * 3
         take = tf.function(self._take, autograph=False).get_concrete_function(*specs)
         new, counts = take(iterator, _read(held), rank, workers, start)
-        raw.AssignVariableOp(resource=held, value=new, name=ADVANCE)
         tf.identity(counts, name=COUNTS)
-        raw.OptionalGetValue(optional=_read(held), name=ELEMENT, **self._kept_types())
+        kept = _read(held)
+        raw.OptionalGetValue(optional=kept, name=ELEMENT, **self._kept_types())
+        with tf.control_dependencies([kept]):  # in the run of a step that comes after what the step reads
+            raw.AssignVariableOp(resource=held, value=new, name=ADVANCE)
         state = _variable(STATE, None)
         saved = raw.SerializeIterator(resource_handle=iterator, external_state_policy=_IGNORE_STATE)
         raw.AssignVariableOp(resource=state, value=saved, name=SNAPSHOT)

@@ -10,6 +10,16 @@ from typing import Any
 from caramel.errors import InvariantError
 from caramel.graph.graph import NodeDef, parse_input
 
+
+def op_names(text: str) -> frozenset[str]:
+    """A set of op types.
+
+    Args:
+        text: op types with spaces between them.
+    """
+    return frozenset(text.split())
+
+
 DT_RESOURCE, DT_VARIANT = 20, 21
 """Numbers of types in a GraphDef (types.proto of TensorFlow)."""
 

@@ -172,4 +172,5 @@ def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
         position_key=POSITION,
         digest=pipeline.digest,
         digest_key=DIGEST,
+        ahead=pipeline.may_run_ahead,
     )

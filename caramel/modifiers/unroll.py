@@ -14,7 +14,7 @@ from itertools import product
 from caramel.data import template
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import assign, colocate, group, read, variable
 from caramel.graph.verify import verify_structure
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name
@@ -241,7 +241,7 @@ class Unrolling:
         single step has its own, for what is taken next.
         """
         keep, element = (self._graph[input_name(rank, name)] for name in (template.ADVANCE, template.ELEMENT))
-        held, new = keep.input
+        held, new = data_texts(keep)
         take, output = parse_input(new)
         counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
         nodes: list[NodeDef] = []

@@ -322,13 +322,21 @@ class Session:
             which = steps if count == 1 else f"one of the {steps}"
             raise StepError(f"{which} failed: {with_row(str(error), self._model, self._distributed.plan)}") from error
 
-    def _step_on(self, batch: Batch, run: StepRun) -> StepResult:
+    def _step_on(self, batch: Batch, run: StepRun, takes_next: bool = False) -> StepResult:
         """One training step, on a batch that is cut into the workers' parts."""
+        counts, advance = self._run_ahead() if takes_next else ((), ())
         feeds = step_feeds(self._signature, batch, is_packed=self._packed is not None)
         if self._packed is not None:
             feeds = self._packed.feeds(feeds)
-        values = self._train(step_fetches(self._signature), self._signature.step, feeds, run)
+        fetches = [*step_fetches(self._signature), *counts]
+        values = self._train(fetches, [*self._signature.step, *advance], feeds, run)
+        if self._data is not None:
+            self._data.took_ahead(values[len(fetches) - len(counts) :])
         return self._noted([batch], values)[0]
+
+    def _run_ahead(self) -> tuple[Sequence[str], Sequence[str]]:
+        """See `WorkerData.run_ahead`. A step that is traced runs without anything beside it."""
+        return ((), ()) if self._data is None or self._on_metadata is not None else self._data.run_ahead()
 
     def _noted(self, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[StepResult]:
         """The results of steps that have run."""
@@ -386,7 +394,7 @@ class Session:
             if self._data is None:
                 raise InputError(_NO_DATA)
             chunk = self._most_together(steps)
-            return [self.step()] if chunk == 1 else self._run_on_data(chunk)
+            return [self._step_on_data(takes_next=True)] if chunk == 1 else self._run_on_data(chunk)
         if len(batches) != steps:
             raise InputError(f"{len(batches)} batches were given for {steps} steps")
         return self._run_on([self._split(batch) for batch in batches])
@@ -421,13 +429,22 @@ class Session:
             steps = min(steps, self._signature.sync_every - self._steps_since_flush)
         return 1 if self._on_metadata is not None else self.steps_in_run(steps)
 
+    def _step_on_data(self, takes_next: bool) -> StepResult:
+        """A step in a run of its own on the workers' data.
+
+        Args:
+            takes_next: whether its run may take the elements of the next step, too.
+        """
+        with self._naming_steps():
+            return self._step_on(self._batch((), {}), self._run_step, takes_next)
+
     def _run_on_data(self, steps: int) -> list[StepResult]:
         """Run unrolled steps on the workers' data; fewer where a pass ends."""
         assert self._data is not None
         with self.waiting_for_data():
             shares = self._data.advance_several(lambda: self._unrolled.elements(steps))
         if not shares:  # elements are taken one by one for now
-            return [self.step()]
+            return [self._step_on_data(takes_next=False)]
         batches = [Batch({}, each, self._signature.reduction) for each in shares]
         return self._run_together(self._unrolled.steps(steps), batches)
 

@@ -3,7 +3,7 @@
 Everything here runs between steps, and each worker takes its elements in a run of its own, at the
 same time as the others: where one fails, TensorFlow cancels what else is in the same run, and an
 iterator that was cancelled is of no use any more. Elements carry their number, so that workers find
-to each other again after an error.
+to each other again after an error. Where none can fail, the run of a step may take those of the next.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class WorkerData:
         self._failed_before = 0  # how many of the elements that come again may have failed before
         self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
         self._has_ended: EndOfData | None = None  # found behind elements that were taken together
+        self._next: list[np.ndarray] | None = None  # counts of the element that the run of a step has taken
         self._has_element = [False] * self._workers
         self._run([*self._names.clear, *self._names.forget], {})
 
@@ -81,7 +82,7 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         if self._is_lost:
             self._find_back()  # shuffles may have drawn more than they are to have drawn
-        self._state, self._has_ended, self._ahead = _ENDED, None, {}
+        self._state, self._has_ended, self._ahead, self._next = _ENDED, None, {}, None
 
     def skip_passes(self, batches_read: Sequence[int | None]) -> None:
         """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
@@ -120,8 +121,24 @@ class WorkerData:
             DataError: a pipeline failed, or gave what the step cannot take.
         """
         self._get_ready()
+        if self._next is not None:
+            counts, self._next = self._next, None
+            return self._checked(counts)
         counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
         return self._checked(counts)
+
+    def run_ahead(self) -> tuple[Sequence[str], Sequence[str]]:
+        """What the run of a step may fetch, and run, to take the next element; nothing where that is not possible."""
+        is_possible = self._names.ahead and self._state == _GOING and not self._one_by_one and self._next is None
+        return (self._names.counts, self._names.advance) if is_possible else ((), ())
+
+    def took_ahead(self, counts: Sequence[np.ndarray]) -> None:
+        """Note that the run of a step has taken the next element.
+
+        Args:
+            counts: values of what `run_ahead` says to fetch; none where nothing was taken.
+        """
+        self._next = list(counts) or None
 
     def advance_several(self, elements_of: Callable[[], TakenElements]) -> list[tuple[int, ...]]:
         """Take the next elements, one for each of several steps.
@@ -130,15 +147,16 @@ class WorkerData:
             elements_of: function that says how they are taken, and for how many steps.
 
         Returns:
-            What `advance` returns, for each step; fewer at the end of a pass. An empty list where an element has
-            failed: then they are taken one by one, by `advance`, to the end of the pass.
+            What `advance` returns, for each step; fewer at the end of a pass. An empty list where the next one is
+            taken by `advance`: it was taken ahead, or one has failed, and they are taken one by one to the end of the
+            pass.
 
         Raises:
             EndOfData: this pass has no further element; the next one begins a new pass.
             DataError: a pipeline failed.
         """
         self._get_ready()
-        if self._one_by_one or self._state == _AFTER_ERROR:
+        if self._one_by_one or self._state == _AFTER_ERROR or self._next is not None:
             return []
         elements, taken = elements_of(), self._taken
         self._is_lost = self._one_by_one = True  # until it is known how many were taken
@@ -218,7 +236,7 @@ class WorkerData:
         self._passes += 1
         self._taken = skip
         self._state = _GOING
-        self._ahead = {}
+        self._ahead, self._next = {}, None
         self._is_lost = self._one_by_one = self._is_restored = False
         self._failed_before = 0
 
@@ -334,7 +352,8 @@ class WorkerData:
 
         Between passes there is no position to keep, and no pass begins: `restore` counts the passes.
         """
-        has_state = self._state != _ENDED and not self._ahead and not self._is_lost and self._names.resumes
+        is_behind = self._ahead or self._is_lost or self._next is not None  # of what the iterators have given
+        has_state = self._state != _ENDED and not is_behind and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -363,7 +382,7 @@ class WorkerData:
             DataError: a pipeline failed.
         """
         self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
-        self._ahead, self._must_replay, self._is_lost, self._has_ended = {}, False, False, None
+        self._ahead, self._must_replay, self._is_lost, self._has_ended, self._next = {}, False, False, None, None
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])

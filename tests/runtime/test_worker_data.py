@@ -217,7 +217,7 @@ class Workers:
         return np.array([-1, 0, 0] if held is None else [held, 1, self.count], np.int64)
 
 
-def driver(workers):
+def driver(workers, ahead=False):
     ranks = range(workers.count)
     names = {
         field: tuple(f"{field}_{rank}" for rank in ranks)
@@ -227,7 +227,7 @@ def driver(workers):
     data = DataSignature(
         sharding=sharding, anew=False, infinite=False, draws="never", resumes=True, inputs=("x",), split=("x",),
         rows=(None,), load="load", restore="restore", position="position", position_key="position", digest="",
-        digest_key="digest", **names,
+        digest_key="digest", ahead=ahead, **names,
     )  # fmt: skip
     empty = {field: () for field in Signature.__dataclass_fields__ if field not in ("workers", "data")}
     signature = Signature(**{**empty, "workers": workers.count, "weights": ("w",) * workers.count, "data": data})
@@ -241,12 +241,14 @@ def driver(workers):
     grouped=st.booleans(),
     bad=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 11)), max_size=8),
     together=st.integers(1, 4),
+    ahead=st.booleans(),
     random=st.randoms(use_true_random=False),
 )
-def test_workers_find_to_each_other_again(count, length, grouped, bad, together, random):
+def test_workers_find_to_each_other_again(count, length, grouped, bad, together, ahead, random):
     """Whatever fails where, and whoever was interrupted: steps run on one element, in order, each at most once."""
+    bad = set() if ahead else bad  # only where nothing fails does the run of a step take the next element
     workers = Workers(count, length, count if grouped else 1, bad, random)
-    data = driver(workers)
+    data = driver(workers, ahead)
     several = TakenElements(
         tuple(f"several_{rank}" for rank in range(count)), tuple(tuple("c" * count) for _ in range(together))
     )
@@ -275,6 +277,9 @@ def test_workers_find_to_each_other_again(count, length, grouped, bad, together,
             continue
         assert len(set(workers.held)) == 1, workers.held
         used.append(workers.held[0])
+        counts, advance = data.run_ahead() if random.random() < 0.7 else ((), ())
+        assert not advance or ahead
+        data.took_ahead(workers.run_each([(counts, advance, {})], 1)[0] if advance else ())
     assert used == sorted(set(used))
     failing = {number for rank, number in bad if rank < count and number < length}
     assert not set(used) & failing
@@ -381,19 +386,76 @@ def test_no_data_goes_through_the_driver(sharding, monkeypatch):
     data = tf.data.Dataset.from_tensor_slices(examples).shuffle(64).batch(16)
     compiled = caramel.ARModel(caramel.capture(step, data=data), 2, sharding=sharding)
     assert compiled.signature.feeds == ()
-    runs = []
+    runs, taking = [], []
     run = SessionExecutor.run
 
     def spy(self, fetches, targets, feeds, timeout_s):
         values = run(self, fetches, targets, feeds, timeout_s)
+        taking.append(not set(compiled.signature.data.advance).isdisjoint(targets))
         runs.append((sum(np.asarray(v).nbytes for v in values), sum(np.asarray(v).nbytes for v in feeds.values())))
         return values
 
     monkeypatch.setattr(SessionExecutor, "run", spy)
     with compiled.session() as session:
         assert len(session.run(steps=8)) == 8
-    assert len(runs) > 8 + 8 * 2  # a step, and two workers that take an element before it
+    passes = {"slice": 2, "batches": 4}[sharding]
+    assert sum(taking) == 8 + 2 * passes  # the run of a step takes what the next one needs
     assert max(fetched + fed for fetched, fed in runs) < 200
+
+
+def sure_numbers():
+    """Numbers of which none can fail."""
+    return tf.data.Dataset.range(14).map(lambda n: (n, tf.cast(n, tf.float32)))
+
+
+def test_elements_taken_ahead(tmp_path):
+    """Runs, single steps, unrolled steps, traced ones and new passes: the elements are those of the dataset."""
+    numbers_of = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13]]
+    want = iter(numbers_of * 7)
+    with model(sure_numbers().batch(5), 3).session() as session:
+        assert session.distributed.signature.data.ahead
+
+        def check(results):
+            assert [seen(r) for r in results] == [next(want) for _ in results]
+
+        check(session.run(steps=2))
+        check([session.step()])
+        check(session.run(steps=7))
+        check(session.steps_together(3))  # the next one is there already
+        check(session.steps_together(3))
+        check(session.run(steps=2, steps_per_execution=2))
+        session.trace_next(lambda metadata: None)
+        check(session.run(steps=2))
+        session.restart_data()
+        want = iter(numbers_of * 2)
+        check(session.run())
+        check(session.run(steps=1))
+        session.save(tmp_path / "saved")
+        check(session.run(steps=2))
+        session.restore(tmp_path / "saved")
+        want = iter(numbers_of[1:] + numbers_of)
+        check(session.run(steps=5))
+    with model(sure_numbers().batch(5), 2).session() as session:
+        session.restore(tmp_path / "saved")
+        want = iter(numbers_of[1:] + numbers_of)
+        check(session.run(steps=5))
+
+
+def test_shuffles_whose_elements_are_taken_ahead(tmp_path):
+    def shuffled():
+        return model(sure_numbers().shuffle(14, seed=3).batch(4), 2)
+
+    with shuffled().session() as session:
+        assert session.distributed.signature.data.ahead
+        want = [seen(r) for r in session.run(steps=12)]
+    alone = tf.data.Dataset.range(14).shuffle(14, seed=3).batch(4)
+    assert want == [batch.numpy().tolist() for _ in range(3) for batch in alone]
+    with shuffled().session() as session:
+        session.run(steps=6)
+        session.save(tmp_path / "saved")
+    with shuffled().session() as session:
+        session.restore(tmp_path / "saved")
+        assert [seen(r) for r in session.run(steps=6)] == want[6:]
 
 
 def test_no_edge_crosses_workers_but_for_collectives_and_state():

@@ -20,7 +20,8 @@ from caramel.frontend.batch.domain import (
     constant,
     is_invariant,
 )
-from caramel.frontend.batch.op import Op, Rule, op_names
+from caramel.frontend.batch.op import Op, Rule
+from caramel.graph.ops import op_names
 from caramel.graph.shapes import Shape
 
 Power = Fraction | None

@@ -8,7 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Unknown, Value, is_invariant
-from caramel.frontend.batch.op import Op, Rule, op_names
+from caramel.frontend.batch.op import Op, Rule
+from caramel.graph.ops import op_names
 
 _LINEAR_OPS = frozenset({"AvgPool", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "MatrixDiag", "MatrixDiagPart"})
 """Ops of this module that are linear, apart from convolutions and Fourier transforms."""

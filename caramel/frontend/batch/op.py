@@ -17,16 +17,7 @@ _FRACTIONAL_PREFIXES = ("float", "bfloat", "complex")
 """Beginnings of the names of the dtypes whose numbers need not be integers."""
 
 
-def op_names(text: str) -> frozenset[str]:
-    """A set of op types.
-
-    Args:
-        text: op types with spaces between them.
-    """
-    return frozenset(text.split())
-
-
-_KEEPS_NUMBERS = op_names("Identity Cast StopGradient EnsureShape Snapshot")
+_KEEPS_NUMBERS = ops.op_names("Identity Cast StopGradient EnsureShape Snapshot")
 """Ops that leave whole numbers what they are, but for a Cast to bool."""
 
 

@@ -17,7 +17,8 @@ from caramel.frontend.batch.domain import (
     of_sizes,
 )
 from caramel.frontend.batch.elementwise import LINEAR, NARY, UNARY
-from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, op_names
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
+from caramel.graph.ops import op_names
 
 _LONGEST = "fills up to the longest of its examples, and the part of a worker may have no such one: give a length"
 """Predicate, for messages, of an op that makes a tensor of texts as long as the longest."""

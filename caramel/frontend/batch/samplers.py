@@ -19,7 +19,8 @@ from caramel.frontend.batch.domain import (
     is_invariant,
     of_sizes,
 )
-from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, op_names
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
+from caramel.graph.ops import op_names
 
 _SAMPLERS = op_names(
     "LogUniformCandidateSampler UniformCandidateSampler LearnedUnigramCandidateSampler "
