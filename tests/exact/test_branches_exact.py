@@ -126,3 +126,37 @@ class ReadsInBranch(Program):
 def test_branches_that_read_variables(decides):
     data = list(batches(13, steps=4))
     assert_same(distributed(ReadsInBranch(decides), data, 3), one_device(ReadsInBranch(decides), data))
+
+
+class DifferentiatesInBranch(Program):
+    """The gradient itself is made in the branches."""
+
+    def __init__(self, decides):
+        super().__init__(None)
+        self.decides = decides
+
+    def step(self, x, y, mask):
+        def gradients(factor):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(errors(tf.tanh(factor * x @ self.first) @ self.second, y))
+            return [*tape.gradient(loss, self.variables), loss]
+
+        branches = [lambda factor=factor: gradients(factor) for factor in (1.0, 2.0, 0.5)]
+        *found, loss = tf.switch_case(self.decides(x, y), branches)
+        self.optimizer.apply(found, self.variables)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "decides",
+    [
+        lambda x, y: tf.cast(tf.reduce_sum(x), tf.int32) % 3,
+        lambda x, y: tf.cast(tf.reduce_max(y) > 1.8, tf.int32),
+        lambda x, y: tf.cast(y[0] > 1.0, tf.int32),
+    ],
+    ids=["a sum", "the largest", "the first"],
+)
+def test_branches_that_differentiate(decides):
+    data = list(batches(13, steps=4))
+    got = distributed(DifferentiatesInBranch(decides), data, 3)
+    assert_same(got, one_device(DifferentiatesInBranch(decides), data))
