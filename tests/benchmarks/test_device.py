@@ -264,7 +264,7 @@ def test_digits_are_those_of_the_example(monkeypatch):
     assert [each.shape for each in parameters] == [tuple(each.shape) for each in weights]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_digits_on_devices_of_the_host(tmp_path):
     path, trace = tmp_path / "record.json", tmp_path / "trace.json"
     options = ["--network", DIGITS, "--json", str(path), "--record-trace", str(trace)]

@@ -1,6 +1,7 @@
 """The benchmark of local steps: what it makes of what it has measured."""
 
 import pytest
+from variants import mostly_in_soak
 
 from benchmarks.local_steps import ALL_REDUCED, EXAMPLES, NO_EXCHANGE, VARIANTS, losses, losses_table, times_table
 
@@ -41,7 +42,7 @@ def test_losses_are_beside_each_other():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", mostly_in_soak([*EXAMPLES], "digits"))
 def test_losses_are_of_the_program(example):
     rows = list(losses(example, 2, 2, [2, 4]))
     assert [(row["training"], row["steps"]) for row in rows] == [(name, n) for name in VARIANTS for n in (2, 4)]

@@ -38,6 +38,9 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "lamb": lambda **o: keras.optimizers.Lamb(0.01, **o),
 }
 
+SOME_OPTIMIZERS = ("momentum", "amsgrad", "rmsprop_centered", "adafactor", "lion", "ftrl", "lamb")
+"""Those that do most, of each kind one: for what every run tests, where `make soak` tests all."""
+
 
 @dataclass(frozen=True)
 class Feature:

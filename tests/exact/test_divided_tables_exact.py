@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import SERIAL, in_process
-from exact_matrix import OPTIMIZERS
+from exact_matrix import OPTIMIZERS, SOME_OPTIMIZERS
 from exact_plans import random_plan
 from exact_steps import Program, alone, fresh, trained, values_of
-from variants import in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 from caramel.analyzers.step.row_updates import row_updates
@@ -127,7 +127,7 @@ def assert_memory(armodel, tables=1):
         assert division.is_by_rows
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", mostly_in_soak(sorted(OPTIMIZERS), *SOME_OPTIMIZERS))
 def test_keras_optimizer(optimizer):
     if optimizer in WHOLE:
         made = fresh(keras_program(optimizer))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import in_process
-from exact_matrix import OPTIMIZERS
+from exact_matrix import OPTIMIZERS, SOME_OPTIMIZERS
 from exact_steps import Program, alone, fresh, trained, values_of
-from variants import in_soak
+from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
 from caramel.analyzers.plan_checks import verify_plan
@@ -129,7 +129,7 @@ def close(got, want, rtol=1e-9):
 # -- the mathematics -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_in_soak([*OPTIMIZERS], *SOME_OPTIMIZERS))
 @pytest.mark.parametrize("workers, every", [(3, 3), *in_soak((1, 2), (2, 1), (4, 5), (8, 100))])
 def test_workers_train_as_models_do_that_are_alone(optimizer, workers, every):
     """Seven steps, so that the last exchange comes before it is due."""
@@ -359,8 +359,7 @@ def test_exported(tmp_path):
     close({name: reader.get_tensor(name) for name in want}, want)
 
 
-@pytest.mark.parametrize("data", ["arrays", "a dataset"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer, data", each_once(["adam", "sgd"], ["arrays", "a dataset"]))
 def test_a_second_fit_goes_on(optimizer, data):
     """With the slots of all workers, and the momentum; a value that was changed meanwhile makes all begin anew."""
     x, y = map(np.concatenate, zip(*batches(steps=4)))

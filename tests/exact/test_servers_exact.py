@@ -29,7 +29,7 @@ from exact_common import (
     train,
 )
 from exact_common import batches as classified
-from exact_matrix import FEATURE, OPTIMIZERS, batches, program
+from exact_matrix import FEATURE, OPTIMIZERS, SOME_OPTIMIZERS, batches, program
 from exact_servers import (
     NETWORK,
     THREADS,
@@ -59,7 +59,9 @@ ORDERINGS = [*BY_TIMES, "tic", "tio", "random", "none"]
 # -- optimizers and what programs do with them ---------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer, servers, workers", each_once([*OPTIMIZERS], [1, 2, 3], [1, 3]))
+@pytest.mark.parametrize(
+    "optimizer, servers, workers", each_once([*OPTIMIZERS], [1, 2, 3], [1, 3], first=SOME_OPTIMIZERS)
+)
 def test_optimizer(optimizer, servers, workers):
     check(program(optimizer, "uneven"), batches(FEATURE["uneven"]), workers, servers, unmoved=None)
 
@@ -577,7 +579,7 @@ def large(optimizer="momentum", size=(16, 9), **options):
     return make
 
 
-@pytest.mark.parametrize("optimizer, servers, workers", each_once([*OPTIMIZERS], [2, 3], [3, 1]))
+@pytest.mark.parametrize("optimizer, servers, workers", each_once([*OPTIMIZERS], [2, 3], [3, 1], first=SOME_OPTIMIZERS))
 def test_parts_of_large_parameters(optimizer, servers, workers):
     """In deterministic mode with the bits of whole ones, else but for the last bit."""
     data = [*examples(), *examples(7)]

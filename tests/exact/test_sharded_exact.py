@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import SERIAL, in_process
-from exact_matrix import FEATURE, OPTIMIZERS, batches, program
+from exact_matrix import FEATURE, OPTIMIZERS, SOME_OPTIMIZERS, batches, program
 from exact_plans import random_plan
 from exact_steps import alone, fresh, trained, values_of
 from variants import in_soak, mostly_in_soak
@@ -74,7 +74,7 @@ def check(optimizer, feature, workers, seed, together=(), options=SERIAL, exact=
     return armodel
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", mostly_in_soak(sorted(OPTIMIZERS), *SOME_OPTIMIZERS))
 def test_optimizer(optimizer):
     armodel = check(optimizer, "schedule", 3, seed=1)
     model, plan = armodel.model, armodel.plan

@@ -525,7 +525,7 @@ def steps_on(loss_of, rate=0.1, upstream_of=lambda parts, x, y: None):
     return step_of
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [4, *in_soak(1)])
 @pytest.mark.parametrize("kind", CALLED)
 def test_sums_in_a_function_that_is_called_several_times(kind, workers):
     assert_trains_as_one_device(steps_on(CALLED[kind]), workers)
