@@ -42,7 +42,7 @@ def test_losses_are_beside_each_other():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", mostly_in_soak([*EXAMPLES], "digits"))
+@pytest.mark.parametrize("example", mostly_in_soak([*EXAMPLES], "digits_keras"))
 def test_losses_are_of_the_program(example):
     rows = list(losses(example, 2, 2, [2, 4]))
     assert [(row["training"], row["steps"]) for row in rows] == [(name, n) for name in VARIANTS for n in (2, 4)]
