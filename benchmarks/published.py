@@ -20,12 +20,10 @@ from benchmarks.published_data import (
     FIGURE_9_NETWORK,
     FITTED_NETWORKS,
     FittedNetwork,
-    Layer,
     all_reduce_samples,
     boundaries_of,
-    googlenet_on_k80,
-    layers_by_network,
 )
+from benchmarks.published_layers import Layer, googlenet_on_k80, layers_by_network
 from benchmarks.statistics import geometric_mean
 from caramel.analyzers.analyzer import Analyzer, analyse
 from caramel.analyzers.cost.network import Network

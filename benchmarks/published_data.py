@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
+from benchmarks.published_layers import PARAMETER_BYTES, Layer, rows_of
 from caramel.facts import Boundaries, Boundary
 from caramel.netmodel.line import Line, Sample
 from caramel.netmodel.model import NetworkModel
 
-DATA = Path(__file__).parent / "data"
-
-PARAMETER_BYTES = 4
-"""Bytes of a float32, which all of these networks have."""
-
 FIGURE_9_NETWORK = NetworkModel.from_costs(45.25e-6, 1.2 / (9 * 2**30 / 8), 160 / (16e9 * 4))
 """The ring over 10 Gbit/s Ethernet of MG-WFBP's figure 9: alpha, beta and gamma of its authors' simulator."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer with parameters, which are one gradient.
-
-    Attributes:
-        parameter_bytes: bytes of its parameters.
-        forward_s: seconds of its forward pass.
-        backward_s: seconds of its backward pass.
-    """
-
-    parameter_bytes: int
-    forward_s: float
-    backward_s: float
-
-    def scaled(self, factor: float) -> Layer:
-        """The same layer on a processor that takes so many times as long."""
-        return replace(self, forward_s=self.forward_s * factor, backward_s=self.backward_s * factor)
 
 
 @dataclass(frozen=True)
@@ -70,32 +45,6 @@ FITTED_NETWORKS = (
 of their programs after it, which have 64 workers). The last one they scaled by hand from fewer workers."""
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8") as file:
-        yield from csv.DictReader(file)
-
-
-def googlenet_on_k80() -> list[Layer]:
-    """The layers of GoogleNet with parameters, in the order of the forward pass."""
-    found = []
-    for row in _rows("googlenet_k80.csv"):
-        backward_s = float(row["backward_us"]) * 1e-6
-        found.append(Layer(PARAMETER_BYTES * int(row["parameters"]), backward_s / 2, backward_s))
-    return found
-
-
-def layers_by_network() -> dict[str, list[Layer]]:
-    """The layers with parameters of the nine networks that PipeDream's authors measured, by the network's name.
-
-    Those of each network are in the order of the forward pass.
-    """
-    found: dict[str, list[Layer]] = {}
-    for row in _rows("layer_times.csv"):
-        times_s = (float(row[f"{way}_us"]) * 1e-6 for way in ("forward", "backward"))
-        found.setdefault(row["network"], []).append(Layer(int(row["parameter_bytes"]), *times_s))
-    return found
-
-
 def batch_times_s(processor: str) -> dict[str, tuple[int, float]]:
     """Examples of a batch, and seconds of a training step on one processor without communication, by network.
 
@@ -104,7 +53,7 @@ def batch_times_s(processor: str) -> dict[str, tuple[int, float]]:
     """
     return {
         row["network"]: (int(row["batch"]), int(row["batch"]) / float(row["images_per_s"]))
-        for row in _rows("training_rates.csv")
+        for row in rows_of("training_rates.csv")
         if row["processor"] == processor
     }
 
@@ -112,7 +61,7 @@ def batch_times_s(processor: str) -> dict[str, tuple[int, float]]:
 def all_reduce_samples() -> dict[int, list[Sample]]:
     """Times of an MPI all-reduce over 10 Gbit/s Ethernet by number of workers, in ascending order of size."""
     found: dict[int, list[Sample]] = {}
-    for row in _rows("allreduce_10gbe_mpi.csv"):
+    for row in rows_of("allreduce_10gbe_mpi.csv"):
         found.setdefault(int(row["workers"]), []).append(Sample(int(row["bytes"]), float(row["latency_us"]) * 1e-6))
     return found
 

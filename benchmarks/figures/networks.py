@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeAlias
 
-from benchmarks.published_data import (
-    PARAMETER_BYTES,
-    Layer,
-    batch_times_s,
-    boundaries_of,
-    googlenet_on_k80,
-    layers_by_network,
-)
+from benchmarks.published_data import batch_times_s, boundaries_of
+from benchmarks.published_layers import PARAMETER_BYTES, Layer, googlenet_on_k80, layers_by_network
 from caramel.facts import Boundaries
 
 PIPEDREAM = "PipeDream's profile"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from benchmarks.published_data import PARAMETER_BYTES, Layer, layers_by_network
+from benchmarks.published_layers import PARAMETER_BYTES, Layer, layers_by_network
 from benchmarks.training.accelerators import Sleep, marked, slept
 from benchmarks.training.layers import Layers
 from benchmarks.training.workloads import Workload

@@ -5,7 +5,8 @@ from itertools import accumulate
 
 from climbing_oracle import line, measured
 
-from benchmarks.published_data import all_reduce_samples, boundaries_of, googlenet_on_k80, layers_by_network
+from benchmarks.published_data import all_reduce_samples, boundaries_of
+from benchmarks.published_layers import googlenet_on_k80, layers_by_network
 from caramel.facts import Boundaries, Boundary
 
 KIB, MIB = 2**10, 2**20

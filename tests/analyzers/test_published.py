@@ -11,7 +11,8 @@ import pytest
 from policy_common import buckets_of
 
 import caramel
-from benchmarks.published_data import boundaries_of, googlenet_on_k80
+from benchmarks.published_data import boundaries_of
+from benchmarks.published_layers import googlenet_on_k80
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
-from benchmarks.published_data import Layer, boundaries_of, googlenet_on_k80
+from benchmarks.published_data import boundaries_of
+from benchmarks.published_layers import Layer, googlenet_on_k80
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.registry import automatic_analyzers
 from caramel.facts import Trace

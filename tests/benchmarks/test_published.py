@@ -26,14 +26,8 @@ from benchmarks.published import (
     gaps_table,
     replay,
 )
-from benchmarks.published_data import (
-    FITTED_NETWORKS,
-    Layer,
-    all_reduce_samples,
-    boundaries_of,
-    googlenet_on_k80,
-    layers_by_network,
-)
+from benchmarks.published_data import FITTED_NETWORKS, all_reduce_samples, boundaries_of
+from benchmarks.published_layers import Layer, googlenet_on_k80, layers_by_network
 from caramel.netmodel.line import Sample
 
 RECORD = json.loads((RESULTS / "published.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 import caramel
-from benchmarks.published_data import layers_by_network
+from benchmarks.published_layers import layers_by_network
 from benchmarks.training.__main__ import main
 from benchmarks.training.accelerated import Accelerated, with_sleep
 from benchmarks.training.accelerators import marked, slept

@@ -1,12 +1,22 @@
 """Where a machine is short of memory, the peers' processes give back what they do not use."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.training import worker as module
 from benchmarks.training.worker import Worker, give_back_memory, is_short_of_memory
+
+
+def test_the_peers_processes_need_no_more_than_tensorflow_and_numpy():
+    """Horovod's environment has an older TensorFlow, and nothing of this library's dependencies."""
+    theirs = "{'rich', 'networkx', 'click', 'sklearn', 'scipy', 'matplotlib', 'jinja2'}"
+    code = f"import sys, benchmarks.training.worker; assert not {theirs} & sys.modules.keys()"
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 
 def resident_bytes():
