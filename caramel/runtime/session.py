@@ -394,7 +394,9 @@ class Session:
             if self._data is None:
                 raise InputError(_NO_DATA)
             chunk = self._most_together(steps)
-            return [self._step_on_data(takes_next=True)] if chunk == 1 else self._run_on_data(chunk)
+            if chunk == 1:  # what is left over between unrolled steps takes nothing that these would have to find
+                return [self._step_on_data(takes_next=not self._unrolled.is_used)]
+            return self._run_on_data(chunk)
         if len(batches) != steps:
             raise InputError(f"{len(batches)} batches were given for {steps} steps")
         return self._run_on([self._split(batch) for batch in batches])

@@ -126,6 +126,11 @@ class UnrolledSteps:
             times_s.append(time.perf_counter() - begin_s)
         return statistics.median(times_s)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there are nodes of unrolled steps in the session's graph."""
+        return bool(self._by_count)
+
     def has(self, count: int) -> bool:
         """Whether nodes of so many steps are in the session's graph."""
         return count in self._by_count

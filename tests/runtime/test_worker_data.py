@@ -411,7 +411,7 @@ def sure_numbers():
 def test_elements_taken_ahead(tmp_path):
     """Runs, single steps, unrolled steps, traced ones and new passes: the elements are those of the dataset."""
     numbers_of = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13]]
-    want = iter(numbers_of * 7)
+    want = iter(numbers_of * 8)
     with model(sure_numbers().batch(5), 3).session() as session:
         assert session.distributed.signature.data.ahead
 
@@ -424,6 +424,8 @@ def test_elements_taken_ahead(tmp_path):
         check(session.steps_together(3))  # the next one is there already
         check(session.steps_together(3))
         check(session.run(steps=2, steps_per_execution=2))
+        check(session.run(steps=3, steps_per_execution=2))
+        assert session._data.run_ahead()[0]  # the step that was left over has taken nothing ahead
         session.trace_next(lambda metadata: None)
         check(session.run(steps=2))
         session.restart_data()
