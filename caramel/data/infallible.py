@@ -41,6 +41,8 @@ _TOGETHER = ops.op_names(
 _WITH_CONSTANTS = ops.op_names("OneHot ExpandDims Sum Mean Max Min Prod")
 """Ops that TensorFlow has checked when the function was traced, where all other inputs are constants."""
 
+_FOLLOWED = _ALONE | _TOGETHER | _WITH_CONSTANTS | {"RealDiv", "GatherV2"}
+
 
 def cannot_fail(graph: Graph, dataset: str) -> bool:
     """Whether a dataset gives all of its elements without an error, as far as its graph tells.
@@ -80,21 +82,28 @@ def _is_sure_map(graph: Graph, library: Library, node: NodeDef) -> bool:
     shapes = _element(source)
     if len(body.arguments) < len(shapes):
         return False
+    inner = Graph(body.graph, graph.library, graph.versions)
+    varying = _varying(inner, body.arguments)
+    if any(inner[name].op not in _FOLLOWED for name in varying):
+        return False
     given = dict(zip(body.arguments, [*shapes, *[None] * (len(body.arguments) - len(shapes))]))
-    inner = with_inferred_shapes(Graph(body.graph, graph.library, graph.versions), given)
+    inner = with_inferred_shapes(inner, given)
     rows = _rows(graph, source)
-    return all(_has_result(inner, each, body.arguments, rows) for each in inner if each.name not in body.arguments)
+    batches = sum(graph[name].op in _BATCHES for name in graph.ancestors([source.name]))
+    return all(_has_result(inner, inner[name], body.arguments, rows, batches == 1) for name in varying)
 
 
-def _is_the_same_always(graph: Graph, node: NodeDef, arguments: Sequence[str]) -> bool:
-    """Whether an op has the same result for every element: if it failed, it would with the first."""
-    behind = graph.ancestors([node.name])
-    return behind.isdisjoint(arguments) and not any(
-        ops.is_stateful(n) or ops.functions_of(n) for n in graph if n.name in behind
-    )
+def _varying(graph: Graph, arguments: Sequence[str]) -> list[str]:
+    """The ops of a function whose results may differ between elements; any other would fail with the first."""
+    varying = set(arguments)
+    for name in graph.order:
+        node = graph[name]
+        if ops.is_stateful(node) or ops.functions_of(node) or not varying.isdisjoint(graph.sources(name)):
+            varying.add(name)
+    return [name for name in graph.order if name in varying and name not in arguments]
 
 
-def _has_result(graph: Graph, node: NodeDef, arguments: Sequence[str], rows: int | None) -> bool:
+def _has_result(graph: Graph, node: NodeDef, arguments: Sequence[str], rows: int | None, is_of_one_batch: bool) -> bool:
     """Whether an op of a function has a result for any values of its inputs.
 
     Args:
@@ -102,22 +111,24 @@ def _has_result(graph: Graph, node: NodeDef, arguments: Sequence[str], rows: int
         node: the op.
         arguments: names of the function's arguments.
         rows: number below which all entries of the first argument are; None if that is not known.
+        is_of_one_batch: see `_fit`.
     """
-    if node.op in _ALONE or _is_the_same_always(graph, node, arguments):
+    if node.op in _ALONE:
         return True
-    is_division = node.op == "RealDiv" and tf.as_dtype(node.attr["T"].type).is_floating
     texts = data_texts(node)
-    if node.op in _TOGETHER or is_division:
-        return _fit([static_shape(graph, text) for text in texts])
+    if node.op in _TOGETHER or (node.op == "RealDiv" and tf.as_dtype(node.attr["T"].type).is_floating):
+        return _fit([static_shape(graph, text) for text in texts], is_of_one_batch)
     if node.op in _WITH_CONSTANTS:
         return all(graph[node_of(text)].op == "Const" for text in texts[1:])
     return node.op == "GatherV2" and rows is not None and _looks_up_rows(graph, node, arguments, rows)
 
 
-def _fit(shapes: Sequence[Shape | None]) -> bool:
+def _fit(shapes: Sequence[Shape | None], is_of_one_batch: bool) -> bool:
     """Whether tensors of these shapes fit together, whatever the sizes are that are not static.
 
-    The first axis may be that of a batch, of which all tensors have as many rows then.
+    Args:
+        shapes: static shapes.
+        is_of_one_batch: whether a first axis that is not static is that of one batch, of which all have as many rows.
     """
     if None in shapes:
         return False
@@ -126,7 +137,8 @@ def _fit(shapes: Sequence[Shape | None]) -> bool:
     padded = [(1,) * (rank - len(shape)) + shape for shape in known]
     for axis, found in enumerate(zip(*padded)):
         others = {size for size in found if size != 1}
-        if len(others) > 1 or (others == {None} and axis > 0 and found.count(None) > 1):
+        is_told = found.count(None) < 2 or (axis == 0 and is_of_one_batch)
+        if len(others) > 1 or not is_told:
             return False
     return True
 

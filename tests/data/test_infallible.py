@@ -49,6 +49,8 @@ MAY_FAIL = {
     "checked": SLICES.map(lambda image, label: (tf.debugging.check_numerics(image, "image"), label)).batch(8),
     "sizes that differ": Dataset.range(1, 4).map(tf.range).batch(2),
     "beside a batch's size": SLICES.batch(8).map(lambda image, label: image * tf.ones([8, 5])),
+    "batches of two lengths": Dataset.zip((Dataset.range(10).batch(4), Dataset.range(12).batch(4))).map(tf.add),
+    "columns of unknown length": Dataset.from_tensor_slices(["a b", "c"]).map(lambda text: tf.strings.split(text)[0]),
     "cached in a file": SLICES.cache("file").batch(8),
     "filtered": SLICES.filter(lambda image, label: label > 0).batch(8),
     "asserted": SLICES.apply(tf.data.experimental.assert_cardinality(39)).batch(8),
@@ -73,7 +75,7 @@ def test_a_shuffle_that_is_repeated_draws_when_an_element_is_taken():
     assert source(SLICES.shuffle(40).repeat().batch(8)).draws == "often"
 
 
-def test_preprocessing_layers_may_fail():
+def test_preprocessing_layers():
     layer = keras.layers.Rescaling(1 / 255)
     assert source(SLICES.map(lambda image, label: (layer(image), label)).batch(8)).cannot_fail
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])

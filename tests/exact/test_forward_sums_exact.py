@@ -326,6 +326,11 @@ def distributed(program, data, workers, *, seed=None, cluster=None):
     return losses, [values[v.name.partition(":")[0]] for v in program.variables]
 
 
+def check(make, data):
+    """Three workers train what ``make()`` makes as one device does."""
+    assert_same(distributed(make(), data, 3), one_device(make(), data))
+
+
 def assert_same(got, want):
     np.testing.assert_allclose(got[0], want[0], rtol=1e-9, err_msg="losses")
     for mine, theirs in zip(got[1], want[1]):

@@ -125,6 +125,7 @@ RESULTS = {
     "whether any": (lambda x, errors: tf.cast(tf.reduce_any(errors > 1.0), tf.int32), Combination.MAX),
     "whether all": (lambda x, errors: tf.reduce_all(tf.math.is_finite(x)), Combination.MIN),
     "whether the largest is not zero": (lambda x, errors: tf.cast(tf.reduce_max(errors), tf.bool), None),
+    "the largest in a byte": (lambda x, errors: tf.cast(tf.reduce_max(tf.argmax(x, 1)), tf.uint8), None),
     "minus the largest": (lambda x, errors: -tf.reduce_max(errors), None),
     "the largest of each example": (lambda x, errors: tf.reduce_max(x, 1), Combination.EXAMPLES),
     "the largest share": (lambda x, errors: tf.reduce_max(errors / tf.reduce_sum(errors)), Combination.MAX),

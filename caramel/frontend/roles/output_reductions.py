@@ -21,7 +21,10 @@ _EXTREMES = {
 """What is the largest or smallest value of all examples, by the op that finds that of some."""
 
 _KEEPS_ORDER = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient"})
-"""Ops behind which the largest value is still the largest; of the Casts, those to numbers."""
+"""Ops behind which the largest value is still the largest; of the Casts, those to numbers of `_WIDE` dtypes."""
+
+_WIDE = ("float", "bfloat", "int32", "int64")
+"""Beginnings of the dtypes in which no number begins anew behind the largest, as in those of one byte."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class ReportedTensors:
         """The combination of the largest or smallest of values that each example has for itself; None for others."""
         while self.graph[node_of(tensor)].op in _KEEPS_ORDER:
             made = self.graph[node_of(tensor)]
-            if made.op == "Cast" and ops.dtype_name(made.attr["DstT"].type) == "bool":
+            if made.op == "Cast" and not ops.dtype_name(made.attr["DstT"].type).startswith(_WIDE):
                 return None
             tensor = tensor_name(data_texts(made)[0])
         extreme = self.graph[node_of(tensor)]
