@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.facts import Timeline
-from caramel.plan import Prediction
+from caramel.prediction import Prediction
 
 
 def context(columns):

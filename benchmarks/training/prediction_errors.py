@@ -20,7 +20,7 @@ from benchmarks.training.names import TITLES
 from benchmarks.training.records import Cell, load
 from benchmarks.training.report import NONE
 from caramel.errors import InputError
-from caramel.plan import Interval
+from caramel.prediction import Interval
 
 _DIFFERENT = 0.03
 """Two plans of a cell are compared where their measured steps differ by at least so much."""

@@ -19,7 +19,8 @@ from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.errors import InputError
 from caramel.facts import ControlEdges, Dependencies, Trace
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.plan import Prediction, Transfers
+from caramel.plan import Transfers
+from caramel.prediction import Prediction
 from caramel.util.units import format_size
 
 WANTED = (Transfers, ControlEdges)

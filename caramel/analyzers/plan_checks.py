@@ -16,10 +16,11 @@ from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DT
 from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
+from caramel.local_plan import LocalSteps
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import ON_ONE_WORKER, CollectiveOptions, allowed_algorithms, is_in_rank_order
 from caramel.outline import differences
-from caramel.plan import OWNERS, LocalSteps, Plan, Transfer
+from caramel.plan import OWNERS, Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
 from caramel.util.units import format_ms
 

@@ -15,7 +15,7 @@ from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import predicted_beside, without_long_wait_s
+from caramel.prediction import predicted_beside, without_long_wait_s
 from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster

@@ -43,7 +43,7 @@ from caramel.util.units import format_ms
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
-    from caramel.plan import Prediction
+    from caramel.prediction import Prediction
     from caramel.report.run_record import RunRecord
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session

@@ -11,9 +11,10 @@ from caramel.compiler.options import CompileOptions
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.data.pipeline import Pipeline
 from caramel.errors import UnsupportedError, listed
+from caramel.local_plan import Exchange, LocalSteps
 from caramel.model import Model, Variable
 from caramel.netmodel.choice import choose_collective
-from caramel.plan import Exchange, LocalSteps, Plan
+from caramel.plan import Plan
 from caramel.util.units import format_ms
 
 MOST_BYTES = 2**24

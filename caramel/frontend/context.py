@@ -39,7 +39,8 @@ from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
-from caramel.frontend.recording.recorder import Recorder, recording
+from caramel.frontend.recording.recorder import Recorder
+from caramel.frontend.recording.watching import recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.refusals import refuse_irreplicable

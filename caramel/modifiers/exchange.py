@@ -12,12 +12,13 @@ from caramel.errors import InvariantError
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
+from caramel.local_plan import Exchange, LocalSteps
 from caramel.model import Model, Variable
 from caramel.modifiers.aggregate import redirect_gradient
 from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, own_name, replica_name
 from caramel.modifiers.save_restore import StateBuilder, read_checkpoint
 from caramel.modifiers.weigh import replica_tensor
-from caramel.plan import Exchange, LocalSteps, Plan
+from caramel.plan import Plan
 
 EXCHANGE = "caramel/exchange/done"
 """Op that exchanges the parameters of all workers."""

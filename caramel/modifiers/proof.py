@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from caramel.errors import PlanError
 from caramel.graph.graph import Graph
+from caramel.local_plan import LocalSteps
 from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.update_shards import divided_tables
-from caramel.plan import LocalSteps
 from caramel.server_plan import ParameterServers
 
 

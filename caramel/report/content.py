@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from caramel.errors import listed
-from caramel.plan import Plan, is_long_wait, without_long_wait_s
+from caramel.plan import Plan
+from caramel.prediction import is_long_wait, without_long_wait_s
 from caramel.report.figures import StepFigures, exposed_by_cause, exposed_by_transfer, figures_of
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline

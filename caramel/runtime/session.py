@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -18,22 +18,20 @@ import numpy as np
 
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.data.pipeline import Pipeline
-from caramel.errors import CaramelError, CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
+from caramel.errors import CaramelError, CheckpointError, ClusterError, EndOfData, InputError, StepError
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
 from caramel.runtime.clusters.base import Cluster, check_cluster
-from caramel.runtime.executor import Executor, KindOfRun, Run
-from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, step_fetches, warn_of_idle_workers
+from caramel.runtime.executor import Executor, KindOfRun
+from caramel.runtime.feeds import Batch, bound_arrays
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
-from caramel.runtime.row_errors import with_row
-from caramel.runtime.server_errors import with_servers
 from caramel.runtime.step_rate import StepRate
-from caramel.runtime.step_result import StepResult, step_results
-from caramel.runtime.steps_per_execution import OPTIMIZED_S_PER_NODE, READY_S_PER_NODE, StepsInRun, worthwhile_steps
-from caramel.runtime.unrolled_steps import StepsTogether, UnrolledSteps
+from caramel.runtime.step_result import StepResult
+from caramel.runtime.steps_per_execution import StepsInRun
+from caramel.runtime.training_steps import DATA_IS_THERE, NO_DATA, StepRun, TrainingSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, timeout_s, whole_number
@@ -46,17 +44,7 @@ _logger = logging.getLogger(__name__)
 CLOSE_WAIT_S = 10.0
 """Seconds that `Session.close` waits for what another thread runs; then it stops the cluster beneath it."""
 
-StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
-"""A function like `Executor.run`."""
-
 _MOST_STEPS = 2**63 - 1
-
-_NO_DATA = "there is no dataset on the workers: give the batches, or data= to caramel.capture"
-
-_DATA_IS_THERE = (
-    "the workers read the dataset that was given at capture: call run(steps=...) without batches, or capture the "
-    "program without data="
-)
 
 _PARTIAL_RESTORE = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
@@ -129,11 +117,6 @@ class Session:
         self._model = distributed.model
         self._signature = distributed.signature
         self._timeout_s = step_timeout_s
-        self._data_wait_s = 0.0
-        self._failure: str | None = None  # why no step may be taken
-        self._is_pending = self._has_run = False
-        self._steps_since_flush = 0
-        self._on_metadata: Callable[[bytes], None] | None = None
         self._closed = False
         self._lock = threading.RLock()  # what runs or changes the session holds it
         self._owner_pid = os.getpid()
@@ -144,13 +127,17 @@ class Session:
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         self._packed: PackedFeeds | None = None
         self._distributed, self._executor = self._started(distributed, cluster)
-        self._is_optimized = self._distributed is not distributed
         try:
             self._state = VariableState(self._distributed, self._run_op)
-            self._step_count = self._state.initialise()
-            self._data = self._new_data(distributed.pipeline)
-            is_elsewhere = getattr(cluster, "is_elsewhere", False)
-            self._unrolled = UnrolledSteps(self._distributed, self._executor.extend, is_elsewhere)
+            self._steps = TrainingSteps(
+                self._distributed,
+                self._executor,
+                self._packed,
+                is_optimized=self._distributed is not distributed,
+                is_elsewhere=getattr(cluster, "is_elsewhere", False),
+                timeout_s=step_timeout_s,
+            )
+            self._steps.begin(self._state.initialise(), distributed.pipeline)
             self._executor.prepare(self._later_runs(), step_timeout_s)
         except BaseException:
             self._executor.close()
@@ -212,12 +199,6 @@ class Session:
             if has_lock:
                 self._lock.release()
 
-    def _new_data(self, pipeline: Pipeline | None) -> WorkerData | None:
-        """The workers' data at its beginning; None where the driver feeds all."""
-        if self._signature.data is None or pipeline is None:
-            return None
-        return WorkerData(self._signature, self._run_each, pipeline.seed)
-
     def _later_runs(self) -> list[KindOfRun]:
         """The runs between steps, for which TensorFlow gets ready sooner before the first step than after it."""
         flush, save = self._signature.flush, self._signature.save
@@ -227,9 +208,6 @@ class Session:
             saves.append((*saves[0], self._signature.data.position))
             runs += [([], targets, ()) for targets in (self._signature.data.snapshot, self._signature.data.forget)]
         return [*runs, *(([], [save], fed) for fed in saves)]
-
-    def _run_each(self, runs: Sequence[Run], steps: int) -> list[list[np.ndarray] | StepError]:
-        return self._executor.run_each(runs, self._timeout_s * steps)
 
     def _run_op(self, target: str, feeds: Mapping[str, np.ndarray]) -> None:
         self._executor.run([], [target], feeds, self._timeout_s)
@@ -252,7 +230,7 @@ class Session:
     @property
     def step_count(self) -> int:
         """Number of steps that the variables have seen: the program's own counter, if it has one."""
-        return self._step_count
+        return self._steps.step_count
 
     # -- training ----------------------------------------------------------------------------
 
@@ -274,7 +252,7 @@ class Session:
             StepError: the program failed; restore a checkpoint before going on.
             ClusterError: a worker is lost.
         """
-        return self.step_by(self._run_step, *args, **kwargs)
+        return self._step(args, kwargs)
 
     @_one_at_a_time
     def trace_next(self, on_metadata: Callable[[bytes], None]) -> None:
@@ -283,19 +261,8 @@ class Session:
         Args:
             on_metadata: function that is called with what TensorFlow says of the step: a serialized RunMetadata.
         """
-        self._on_metadata = on_metadata
+        self._steps.trace_next(on_metadata)
 
-    def _run_step(
-        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], timeout_s: float
-    ) -> list[np.ndarray]:
-        on_metadata, self._on_metadata = self._on_metadata, None
-        if on_metadata is None:
-            return self._executor.run(fetches, targets, feeds, timeout_s)
-        values, metadata = self._executor.run_traced(fetches, targets, feeds, timeout_s)
-        on_metadata(metadata)
-        return values
-
-    @_one_at_a_time
     def step_by(self, run: StepRun, *args: Any, **kwargs: Any) -> StepResult:
         """One training step, run by a function of the caller's: to time or to trace it.
 
@@ -305,64 +272,12 @@ class Session:
             args: arrays; see `step`.
             kwargs: arrays by name; see `step`.
         """
+        return self._step(args, kwargs, run)
+
+    @_one_at_a_time
+    def _step(self, args: Sequence[Any], kwargs: Mapping[str, Any], run: StepRun | None = None) -> StepResult:
         self._refuse_after_failure()
-        with self._naming_steps():
-            return self._step_on(self._batch(args, kwargs), run)
-
-    @contextmanager
-    def _naming_steps(self, count: int = 1) -> Iterator[None]:
-        """Say which of the next steps, that run together, cannot go on or have failed."""
-        first = self._step_count + 1
-        steps = f"step {first}" if count == 1 else f"steps {first} to {first + count - 1}"
-        try:
-            yield
-        except ClusterError as error:
-            raise ClusterError(f"{steps} cannot go on: {with_servers(str(error), self._signature)}") from error
-        except StepError as error:
-            which = steps if count == 1 else f"one of the {steps}"
-            raise StepError(f"{which} failed: {with_row(str(error), self._model, self._distributed.plan)}") from error
-
-    def _step_on(self, batch: Batch, run: StepRun, takes_next: bool = False) -> StepResult:
-        """One training step, on a batch that is cut into the workers' parts."""
-        counts, advance = self._run_ahead() if takes_next else ((), ())
-        feeds = step_feeds(self._signature, batch, is_packed=self._packed is not None)
-        if self._packed is not None:
-            feeds = self._packed.feeds(feeds)
-        fetches = [*step_fetches(self._signature), *counts]
-        values = self._train(fetches, [*self._signature.step, *advance], feeds, run)
-        if self._data is not None:
-            self._data.took_ahead(values[len(fetches) - len(counts) :])
-        return self._noted([batch], values)[0]
-
-    def _run_ahead(self) -> tuple[Sequence[str], Sequence[str]]:
-        """See `WorkerData.run_ahead`. A step that is traced runs without anything beside it."""
-        return ((), ()) if self._data is None or self._on_metadata is not None else self._data.run_ahead()
-
-    def _noted(self, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[StepResult]:
-        """The results of steps that have run."""
-        results = step_results(self._signature, batches, values, self._step_count)
-        if not self._has_run:  # a later batch may be a last one, of few examples
-            self._has_run = True
-            warn_of_idle_workers(batches[0])
-        self._step_count += len(results)
-        self._is_pending = bool(self._signature.flush)
-        self._steps_since_flush += len(results)
-        if self._signature.sync_every and self._steps_since_flush >= self._signature.sync_every:
-            self.flush()
-        return results
-
-    def _train(
-        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], run: StepRun
-    ) -> list[np.ndarray]:
-        """Run ops that write variables."""
-        try:
-            return run(fetches, targets, feeds, self._timeout_s)
-        except BaseException as error:  # an interrupted step, too, may have written some variables
-            self._failure = (
-                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
-                f"(It failed with: {str(error) or type(error).__name__})"
-            )
-            raise
+        return self._steps.step(args, kwargs, run)
 
     # -- several steps in one run --------------------------------------------------------------
 
@@ -391,15 +306,10 @@ class Session:
         self._refuse_after_failure()
         whole_number(steps, "steps")
         if batches is None:
-            if self._data is None:
-                raise InputError(_NO_DATA)
-            chunk = self._most_together(steps)
-            if chunk == 1:  # what is left over between unrolled steps takes nothing that these would have to find
-                return [self._step_on_data(takes_next=not self._unrolled.is_used)]
-            return self._run_on_data(chunk)
+            return self._steps.on_data(steps)
         if len(batches) != steps:
             raise InputError(f"{len(batches)} batches were given for {steps} steps")
-        return self._run_on([self._split(batch) for batch in batches])
+        return self._steps.on_batches([self._steps.split(batch) for batch in batches])
 
     @_one_at_a_time
     def steps_in_run(self, wanted: int) -> int:
@@ -408,8 +318,7 @@ class Session:
         Args:
             wanted: number of steps.
         """
-        is_fed_besides = self._data is not None and any(not feed.optional for feed in self._signature.feeds)
-        return 1 if wanted == 1 or is_fed_besides else self._unrolled.most(wanted)
+        return self._steps.in_run(wanted)
 
     def ready_s(self, steps: int) -> float:
         """About how many seconds TensorFlow will take to get ready for a run of several steps; 0 if it is ready.
@@ -417,89 +326,7 @@ class Session:
         Args:
             steps: number of steps in the run.
         """
-        return 0.0 if steps == 1 or self._unrolled.has(steps) else steps * self._nodes_s
-
-    @property
-    def _nodes_s(self) -> float:
-        """Seconds that it takes to get ready for the nodes of an unrolled step."""
-        node_s = READY_S_PER_NODE if self._is_optimized else READY_S_PER_NODE + OPTIMIZED_S_PER_NODE
-        return self._unrolled.nodes * node_s
-
-    def _most_together(self, steps: int) -> int:
-        """Number of steps that the next run may have; a step that is traced runs by itself."""
-        if self._signature.sync_every:  # an exchange comes between two runs
-            steps = min(steps, self._signature.sync_every - self._steps_since_flush)
-        return 1 if self._on_metadata is not None else self.steps_in_run(steps)
-
-    def _step_on_data(self, takes_next: bool) -> StepResult:
-        """A step in a run of its own on the workers' data.
-
-        Args:
-            takes_next: whether its run may take the elements of the next step, too.
-        """
-        with self._naming_steps():
-            return self._step_on(self._batch((), {}), self._run_step, takes_next)
-
-    def _run_on_data(self, steps: int) -> list[StepResult]:
-        """Run unrolled steps on the workers' data; fewer where a pass ends."""
-        assert self._data is not None
-        with self.waiting_for_data():
-            shares = self._data.advance_several(lambda: self._unrolled.elements(steps))
-        if not shares:  # elements are taken one by one for now
-            return [self._step_on_data(takes_next=False)]
-        batches = [Batch({}, each, self._signature.reduction) for each in shares]
-        return self._run_together(self._unrolled.steps(steps), batches)
-
-    def _run_on(self, batches: Sequence[Batch]) -> list[StepResult]:
-        """Run steps on batches of the driver, in as few runs as may be."""
-        results: list[StepResult] = []
-        while left := batches[len(results) :]:
-            chunk = self._most_together(len(left))
-            if chunk > 1 and len(left) >= chunk and self._unrolled.fits(left[:chunk]):
-                results += self._run_together(self._unrolled.steps(chunk), left[:chunk])
-            else:
-                results.append(self._single(left[0]))
-        return results
-
-    def _single(self, batch: Batch) -> StepResult:
-        """A step in a run of its own."""
-        with self._naming_steps():
-            return self._step_on(batch, self._run_step)
-
-    def _run_together(self, together: StepsTogether, batches: Sequence[Batch]) -> list[StepResult]:
-        """Run the first of some unrolled steps, as many as there are batches."""
-        timeout_s = self._timeout_s * len(batches)
-
-        def run(fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], _: float) -> list[np.ndarray]:
-            return self._executor.run(fetches, targets, feeds, timeout_s)
-
-        with self._naming_steps(len(batches)):
-            values = self._train(*together.run_of(batches), run)
-        return self._noted(batches, values)
-
-    def _split(self, batch: Any) -> Batch:
-        """A batch of `steps_together`, cut into the workers' parts."""
-        if self._data is not None:
-            raise InputError(_DATA_IS_THERE)
-        return split_batch(self._signature, self._bound(batch if isinstance(batch, tuple) else (batch,), {}))
-
-    def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-        """The feeds of a step; with a dataset, the workers take its next element."""
-        if self._data is None or self._signature.data is None:
-            return split_batch(self._signature, self._bound(args, kwargs))
-        if (args and not self._signature.feeds) or set(kwargs) & set(self._signature.data.inputs):
-            raise InputError(
-                f"the workers read the inputs {listed(self._signature.data.inputs)} from the dataset that was given at "
-                "capture, so they cannot be fed: call step() without arrays, or capture the program without data="
-            )
-        split_feeds = split_batch(self._signature, self._bound(args, kwargs))
-        with self.waiting_for_data():
-            counts = self._data.advance()
-        return Batch(split_feeds.feeds, counts, self._signature.reduction)
-
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        order = () if self._data is not None else self._model.input_order
-        return bound_arrays(self._signature.feeds, args, kwargs, self._model.unused_inputs, order)
+        return self._steps.ready_s(steps)
 
     def run(
         self,
@@ -543,7 +370,7 @@ class Session:
             for together in runs:
                 results += together
                 in_run.note(len(together))
-                rate.note(sum(result.examples for result in together), len(together), self._data_wait_s)
+                rate.note(sum(result.examples for result in together), len(together), self.data_wait_s)
                 examples = "" if rate.examples_per_s is None else f", {format_number(rate.examples_per_s)} examples/s"
                 report(len(results), f"loss {results[-1].loss:.4g}{examples}")
                 if on_run is not None:
@@ -561,20 +388,11 @@ class Session:
             step_s: seconds of a step that is a run of its own.
             steps: number of steps to come.
         """
-        most = self.steps_in_run(steps)
-        if most == 1:
-            return 1
-        run_s = self._unrolled.empty_run_s(lambda ops: self._executor.run([], ops, {}, self._timeout_s))
-        return worthwhile_steps(step_s, run_s, steps, self._nodes_s, most)
+        return self._steps.worthwhile(step_s, steps)
 
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
+    def waiting_for_data(self) -> AbstractContextManager[None]:
         """Count the time in `data_wait_s`."""
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._data_wait_s += time.perf_counter() - began_s
+        return self._steps.waiting_for_data()
 
     def _waited_for(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches of the caller, whose making counts as waiting."""
@@ -589,16 +407,16 @@ class Session:
     @property
     def data_wait_s(self) -> float:
         """Seconds so far in which no step could run because its data was not there yet."""
-        return self._data_wait_s
+        return self._steps.data_wait_s
 
     def _runs(self, batches: Iterable[Any] | None, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         """The results of runs on arrays, or on the workers' dataset."""
-        if self._data is None or self._signature.data is None:
+        if self._steps.data is None or self._signature.data is None:
             if batches is None:
-                raise InputError(_NO_DATA)
+                raise InputError(NO_DATA)
             return self._runs_on_batches(_limited(batches, steps), in_run)
         if batches is not None:
-            raise InputError(_DATA_IS_THERE)
+            raise InputError(DATA_IS_THERE)
         if steps is None and self._signature.data.infinite:
             raise InputError("the dataset has no end: say how many steps, run(steps=...) or --steps")
         return self._runs_on_data(steps, in_run)
@@ -608,7 +426,7 @@ class Session:
             count, drawn, failure = self.steps_in_run(in_run.count), [], None
             try:
                 for batch in self._waited_for(itertools.islice(batches, count)):
-                    drawn.append(self._split(batch) if count == 1 else self._split(batch).copied())
+                    drawn.append(self._steps.split(batch) if count == 1 else self._steps.split(batch).copied())
             except Exception as error:  # of the caller's code, or of a batch that does not fit: after those before it
                 failure = error
             for some in [drawn] if len(drawn) == count else [[batch] for batch in drawn]:
@@ -621,7 +439,7 @@ class Session:
     @_one_at_a_time
     def _run_drawn(self, batches: Sequence[Batch]) -> list[StepResult]:
         self._refuse_after_failure()
-        return self._run_on(batches)
+        return self._steps.on_batches(batches)
 
     def _runs_on_data(self, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         done = 0
@@ -662,9 +480,9 @@ class Session:
 
     def _data_on_workers(self) -> WorkerData:
         self._refuse_when_closed()
-        if self._data is None:
+        if self._steps.data is None:
             raise InputError("there is no dataset on the workers: it is given as data= to caramel.capture")
-        return self._data
+        return self._steps.data
 
     @_one_at_a_time
     def flush(self) -> bool:
@@ -676,11 +494,7 @@ class Session:
             Whether anything was left to do.
         """
         self._refuse_after_failure()
-        if not self._is_pending:
-            return False
-        self._train([], self._signature.flush, {}, self._executor.run)
-        self._is_pending, self._steps_since_flush = False, 0
-        return True
+        return self._steps.flush()
 
     # -- evaluation --------------------------------------------------------------------------
 
@@ -727,7 +541,7 @@ class Session:
     def values(self) -> dict[str, np.ndarray]:
         """The value of every saved variable on worker 0, by the user's name."""
         self.flush()
-        return self._state.values(self._step_count)
+        return self._state.values(self.step_count)
 
     @_one_at_a_time
     def give_values(self, names: Iterable[str], take: Callable[[str, np.ndarray], object]) -> None:
@@ -738,7 +552,7 @@ class Session:
             take: function of a name and an array.
         """
         self.flush()
-        self._state.give_values(self._step_count, names, take)
+        self._state.give_values(self.step_count, names, take)
 
     @_one_at_a_time
     def assign(self, values: Mapping[str, Any]) -> None:
@@ -772,16 +586,16 @@ class Session:
             StepError: a step failed before.
         """
         self.flush()
-        self._on_metadata = None
         is_local = self._signature.sync_every > 0
-        changed = self._state.changed_beside_training(values, self._step_count) if is_local else None
+        changed = self._state.changed_beside_training(values, self.step_count) if is_local else None
         if changed is None:
-            self._step_count = self._state.begin_again(values, pipeline if loads else None)
+            step_count = self._state.begin_again(values, pipeline if loads else None)
         else:
+            step_count = self.step_count
             self.assign(changed)
             if pipeline is not None and loads:
                 self._state.load_data(pipeline)
-        self._data = self._new_data(pipeline or self._distributed.pipeline)
+        self._steps.begin(step_count, pipeline or self._distributed.pipeline)
 
     @_one_at_a_time
     def write_back(self) -> None:
@@ -791,7 +605,7 @@ class Session:
             InputError: the program is a graph, which has no variables of its own.
         """
         self.flush()
-        self._state.write_back(self._step_count)
+        self._state.write_back(self.step_count)
 
     @_one_at_a_time
     def save(self, path: str | os.PathLike[str]) -> str:
@@ -812,12 +626,12 @@ class Session:
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self.flush()
-        if self._data is None:
-            saved = self._state.save(path, self._step_count)
+        if self._steps.data is None:
+            saved = self._state.save(path, self.step_count)
         else:
-            with self._data.saved_position() as position:
-                saved = self._state.save(path, self._step_count, position)
-        _logger.info("saved step %d to %s", self._step_count, saved)
+            with self._steps.data.saved_position() as position:
+                saved = self._state.save(path, self.step_count, position)
+        _logger.info("saved step %d to %s", self.step_count, saved)
         return saved
 
     @_one_at_a_time
@@ -849,16 +663,16 @@ class Session:
         """
         self._refuse_when_closed()
         with readable(checked_prefix(path)) as prefix:
-            before, self._failure = self._failure, _PARTIAL_RESTORE
+            before, self._steps.failure = self._steps.failure, _PARTIAL_RESTORE
             try:
-                self._step_count = self._state.restore(prefix)
+                self._steps.step_count = self._state.restore(prefix)
             except (InputError, CheckpointError):
-                self._failure = before
+                self._steps.failure = before
                 raise
-            self._is_pending, self._steps_since_flush = False, 0
-            if self._data is not None:
-                self._data.restore(self._state.last_read)
-            self._failure = None
+            self._steps.leave_nothing()
+            if self._steps.data is not None:
+                self._steps.data.restore(self._state.last_read)
+            self._steps.failure = None
 
     def _refuse_elsewhere(self) -> None:
         """Refuse what a fork of the process does: it has none of the threads that run the session."""
@@ -874,8 +688,8 @@ class Session:
 
     def _refuse_after_failure(self) -> None:
         self._refuse_when_closed()
-        if self._failure is not None:
-            raise StepError(self._failure)
+        if self._steps.failure is not None:
+            raise StepError(self._steps.failure)
 
 
 def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:

@@ -15,7 +15,8 @@ from caramel.netmodel.costs import Cost
 from caramel.netmodel.file import load as load_network
 from caramel.netmodel.file import to_json as network_to_json
 from caramel.netmodel.line import Curve, Sample
-from caramel.plan import Plan, Prediction, Transfer
+from caramel.plan import Plan, Transfer
+from caramel.prediction import Prediction
 from caramel.util import json_files
 from tests.variants import in_soak
 

@@ -11,7 +11,7 @@ import caramel
 from caramel.errors import InputError, PlanError
 from caramel.facts import InFlight, Piece, Timeline
 from caramel.modifiers.emission import Purpose
-from caramel.plan import Prediction
+from caramel.prediction import Prediction
 
 v1 = tf.compat.v1
 

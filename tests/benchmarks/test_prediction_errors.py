@@ -26,7 +26,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.interval import MODEL_ERROR
 from caramel.facts import Boundaries, Schedule, Timeline, Trace
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import Interval, Prediction
+from caramel.prediction import Interval, Prediction
 from caramel.simulator import simulate
 
 TRACE, NETWORK = Trace("digest", {}, {}, 1.0, 1.0, 1, 1, None, "by hand"), NetworkModel.from_link_rate(1e6)

@@ -13,7 +13,7 @@ import caramel
 from caramel.cli.main import main
 from caramel.measure.netbench import QUICK, Settings, quick_up_to
 from caramel.netmodel.file import load
-from caramel.plan import Prediction
+from caramel.prediction import Prediction
 
 SCRIPT = """
     import keras

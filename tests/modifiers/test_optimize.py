@@ -274,7 +274,7 @@ def test_unrolled_steps_are_copies_of_optimised_ones():
     batches = [(np.ones((6, 2), np.float32), np.ones(6, np.float32))] * 4
     with caramel.Session(made, caramel.InProcess()) as session:
         session.run(batches, steps_per_execution=4, progress=False)
-        assert session._unrolled.nodes < 0.95 * len(made.emission.graph.ancestors(made.signature.step))
+        assert session._steps.unrolled.nodes < 0.95 * len(made.emission.graph.ancestors(made.signature.step))
 
 
 _THREADS = """

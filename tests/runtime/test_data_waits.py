@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.plan import Interval, Prediction, is_long_wait
+from caramel.prediction import Interval, Prediction, is_long_wait
 from caramel.report.content import Report, notes
 from caramel.report.run_record import RunRecord
 

@@ -143,7 +143,7 @@ def test_an_element_that_fails_behind_others_that_did(resumed, tmp_path):
         if resumed:
             session.save(tmp_path / "saved")
             session.restore(tmp_path / "saved")
-        session._data._one_by_one, session._data._is_restored = False, True  # as it is after a restore
+        session._steps.data._one_by_one, session._steps.data._is_restored = False, True  # as it is after a restore
         found = []
         with pytest.raises(DataError, match="batch 6 of pass 0"):
             while True:
@@ -155,7 +155,7 @@ def test_an_element_that_fails_behind_others_that_did(resumed, tmp_path):
 def test_one_graph_serves_what_is_left_over():
     with model(numbers(22).batch(2)).session() as session:
         session.run(steps=30, steps_per_execution=4, progress=False)
-        assert list(session._unrolled._by_count) == [4]
+        assert list(session._steps.unrolled._by_count) == [4]
 
 
 @pytest.mark.parametrize("together", [2, 5])
@@ -250,10 +250,10 @@ def test_batches_before_one_that_cannot_be_had():
 
 def test_batches_that_are_too_large_for_one_message(monkeypatch):
     with fed().session() as session:
-        monkeypatch.setattr(session._unrolled, "_is_elsewhere", True)
+        monkeypatch.setattr(session._steps.unrolled, "_is_elsewhere", True)
         monkeypatch.setattr("caramel.runtime.unrolled_steps._MOST_FED_BYTES", 40)
-        assert len(session.steps_together(2, [batch(1)] * 2)) == 2 and session._unrolled._by_count
-        assert len(session.steps_together(3, [batch(1)] * 3)) == 3 and list(session._unrolled._by_count) == [2]
+        assert len(session.steps_together(2, [batch(1)] * 2)) == 2 and session._steps.unrolled._by_count
+        assert len(session.steps_together(3, [batch(1)] * 3)) == 3 and list(session._steps.unrolled._by_count) == [2]
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,9 @@ def test_steps_that_cannot_be_unrolled_run_one_by_one():
 
 def test_graphs_that_become_too_large(monkeypatch):
     with fed().session() as session:
-        copied = len(session._unrolled._unrolling._copied)
+        copied = len(session._steps.unrolled._unrolling._copied)
         monkeypatch.setattr("caramel.modifiers.unroll.MOST_NODES", 2 * copied + 1)
-        assert session._unrolled.most(8) == 2
+        assert session._steps.unrolled.most(8) == 2
         results = session.run([batch(1)] * 5, steps_per_execution=4, progress=False)
         assert [r.step for r in results] == [1, 2, 3, 4, 5]
 
@@ -345,7 +345,7 @@ def test_a_number_that_is_chosen(on_workers, monkeypatch):
         asked.append(arguments)
         return 4
 
-    monkeypatch.setattr("caramel.runtime.session.worthwhile_steps", choose)
+    monkeypatch.setattr("caramel.runtime.training_steps.worthwhile_steps", choose)
     runs = []
     armodel = model(numbers(20).batch(2)) if on_workers else fed()
     batches = None if on_workers else [batch(1)] * 30
@@ -353,7 +353,7 @@ def test_a_number_that_is_chosen(on_workers, monkeypatch):
         session.run(batches, 30, steps_per_execution="auto", on_step=lambda r: runs.append(session.step_count))
         ((step_s, run_s, steps, node_s, most),) = asked
         assert 0 < run_s < step_s < 5 and steps == 19 and most == 19
-        assert node_s == session._unrolled.nodes * READY_S_PER_NODE
+        assert node_s == session._steps.unrolled.nodes * READY_S_PER_NODE
         session.run(batches, steps_per_execution="auto")  # the number of steps is not known
         assert len(asked) == 1
     together = [runs.count(end) for end in dict.fromkeys(runs)]

@@ -148,7 +148,7 @@ def test_workers_that_read_different_data(tmp_path):
     """Different lengths, or sizes, are found before the step."""
     with model(numbers(8).batch(4), 2).session() as session:
         session.step()
-        for name in session._data._names.advance[1:]:
+        for name in session._steps.data._names.advance[1:]:
             session._run_op(name, {})  # behind the session's back
         with pytest.raises(DataError, match="different data.*worker 0 is at batch 1, worker 1 is at the end"):
             session.step()
@@ -425,7 +425,7 @@ def test_elements_taken_ahead(tmp_path):
         check(session.steps_together(3))
         check(session.run(steps=2, steps_per_execution=2))
         check(session.run(steps=3, steps_per_execution=2))
-        assert session._data.run_ahead()[0]  # the step that was left over has taken nothing ahead
+        assert session._steps.data.run_ahead()[0]  # the step that was left over has taken nothing ahead
         session.trace_next(lambda metadata: None)
         check(session.run(steps=2))
         session.restart_data()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
 from caramel.facts import Boundaries, InFlight, Schedule, Timeline, Trace
-from caramel.plan import Interval
+from caramel.prediction import Interval
 from caramel.simulator import wire_bytes
 
 MODEL_ERROR = 0.115

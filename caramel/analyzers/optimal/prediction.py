@@ -13,7 +13,8 @@ from caramel.analyzers.optimal.interval import interval_of
 from caramel.analyzers.optimal.local_search import LocalSearch
 from caramel.analyzers.optimal.step_bound import step_bound_s
 from caramel.facts import Boundaries, InFlight, Schedule, Trace
-from caramel.plan import Prediction, Transfers
+from caramel.plan import Transfers
+from caramel.prediction import Prediction
 
 _SUM_TOLERANCE = 1e-12
 """Relative difference below which two sums count as equal: of the same numbers, added in another order."""

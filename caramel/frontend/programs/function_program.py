@@ -22,8 +22,9 @@ from caramel.frontend.programs.python_state import (
     refuse_python_state,
 )
 from caramel.frontend.recording.recorded_gradients import read_differentiation
-from caramel.frontend.recording.recorder import Recorder, is_library
+from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.total_marks import taken_out
+from caramel.frontend.recording.user_code import is_library
 from caramel.frontend.rewrites.inline import inline
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input

@@ -1,22 +1,17 @@
-"""Watching a program while it builds its graph: record its differentiations, and refuse what a capture cannot have.
+"""The record of a program while it builds its graph: its differentiations, and ops that are to have more examples.
 
-While a `Recorder` is active, every call of `tf.gradients` and `GradientTape.gradient` that asks for
-the gradient of a variable gets its results through one Identity each. Everything after the
-differentiation reads that Identity, and nothing inside it does: it is the one place where the
-gradient of this device can be replaced by the mean over all workers.
+While a `Recorder` is active (see `caramel.frontend.recording.watching`), every call of
+`tf.gradients` and `GradientTape.gradient` that asks for the gradient of a variable gets its results
+through one Identity each. Everything after the differentiation reads that Identity, and nothing
+inside it does: it is the one place where the gradient of this device can be replaced by the mean
+over all workers.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
-import sys
-import threading
-import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -25,15 +20,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.client import session as session_module
-from tensorflow.python.eager import execute, record
-from tensorflow.python.eager.polymorphic_function import function_context
-from tensorflow.python.framework import op_def_library, op_def_registry
-from tensorflow.python.ops import array_ops, custom_gradient, gradients_util
-from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
-from tensorflow.python.util import tf_stack
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_def_registry
 
-from caramel.errors import CaptureError
 from caramel.frontend.attributes import (
     CUSTOM_ATTRIBUTE,
     GRADIENT_ATTRIBUTE,
@@ -47,6 +36,7 @@ from caramel.frontend.attributes import (
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
 from caramel.frontend.recording.automatic_names import renamed_scope
+from caramel.frontend.recording.user_code import user_location
 from caramel.graph import ops
 
 _GRADIENT_OP_TYPE = "CaramelGradient"
@@ -61,21 +51,6 @@ _SHAPE_INPUTS = {
     "Tile": "multiples",
 }
 """Name of the input with a shape, by the type of the op."""
-
-_SESSION_RUNS = ("run", "_call_tf_sessionrun")
-"""Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
-
-_active = threading.local()
-"""``recorder``: the Recorder of this thread's capture, if one is under way. Threads capture independently."""
-
-_patching = threading.Lock()
-"""Held while TensorFlow's functions are replaced or put back."""
-
-_replaced: list[tuple[Any, str, Any]] = []
-"""Triples (owner, name, original) of what is replaced at present."""
-
-_captures_under_way: list[Recorder] = []
-"""The recorders of all threads; the functions are replaced as long as there is one."""
 
 _numbers = count()
 """Numbers of calls and gradients. No two captures share a number: a tf.function that a second capture meets again keeps
@@ -164,7 +139,7 @@ class Recorder:
         if self.own_gradient_depth:
             return gradients
         by_tensor = [
-            _is_tensor(s) and not _is_variable(s) and not self.vectorised_depth and _is_tensor(r)
+            is_tensor(s) and not is_variable(s) and not self.vectorised_depth and is_tensor(r)
             for s, r in zip(sources, gradients)
         ]
         if any(by_tensor):
@@ -174,7 +149,7 @@ class Recorder:
             ]
             if weights is None:
                 self._mark_targets(target)
-        wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, gradients)]
+        wanted = [is_variable(s) and is_symbolic(r) for s, r in zip(sources, gradients)]
         if not any(wanted):
             return gradients
         if self.vectorised_depth:
@@ -188,14 +163,14 @@ class Recorder:
         targets = tf.nest.flatten(target)
         flat_weights = [None] * len(targets) if weights is None else tf.nest.flatten(weights)
         for tensor, weight in zip(targets, flat_weights):
-            if _is_symbolic(tensor):
+            if is_symbolic(tensor):
                 self.graphs.append(tensor.graph)
                 self._mark_target(tensor if weight is None else _weighted(tensor, weight))
         return marked
 
     def _mark_targets(self, target: Any) -> None:
         for tensor in tf.nest.flatten(target):
-            if _is_tensor(tensor):
+            if is_tensor(tensor):
                 self._mark_target(tensor)
 
     def _marked(self, source: Any, gradient: Any, location: str) -> Any:
@@ -223,7 +198,7 @@ class Recorder:
             source: tensor with respect to which it is, with the examples along the same axis.
             jacobian: what ``batch_jacobian`` returned.
         """
-        if self.vectorised_depth or not (_is_tensor(target) and _is_tensor(source) and _is_tensor(jacobian)):
+        if self.vectorised_depth or not (is_tensor(target) and is_tensor(source) and is_tensor(jacobian)):
             return jacobian
         self.call = next(_numbers)
         self._mark_targets(target)
@@ -348,7 +323,7 @@ class Recorder:
             self.vectorised_depth -= 1
         if self.vectorised_depth or len(self.single_examples) == before:
             return results
-        return tf.nest.map_structure(lambda each: _of_single_examples(each) if _is_tensor(each) else each, results)
+        return tf.nest.map_structure(lambda each: _of_single_examples(each) if is_tensor(each) else each, results)
 
     def _is_one_row(self, tensor: Any, rank: int) -> bool:
         """Whether a tensor has one entry along the first axis of what it is repeated to, or has no such axis."""
@@ -426,7 +401,7 @@ def _of_single_examples(tensor: Any) -> Any:
 
 
 def _of_custom_gradient(gradient: Any) -> Any:
-    return _marked_identity(gradient, "caramel_custom", CUSTOM_ATTRIBUTE) if _is_tensor(gradient) else gradient
+    return _marked_identity(gradient, "caramel_custom", CUSTOM_ATTRIBUTE) if is_tensor(gradient) else gradient
 
 
 def _marked_identity(tensor: Any, name: str, attribute: str) -> Any:
@@ -435,211 +410,21 @@ def _marked_identity(tensor: Any, name: str, attribute: str) -> Any:
     return marked
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     """Whether this is a tensor of a graph, dense and of numbers."""
-    return isinstance(value, tf.Tensor) and _is_symbolic(value) and value.dtype not in (tf.resource, tf.variant)
+    return isinstance(value, tf.Tensor) and is_symbolic(value) and value.dtype not in (tf.resource, tf.variant)
 
 
-def _is_symbolic(tensor: Any) -> bool:
+def is_symbolic(tensor: Any) -> bool:
     """Whether this is a tensor of a graph (not None, not an eager value)."""
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tensor.values
     return tf.is_tensor(tensor) and not isinstance(tensor, tf.__internal__.EagerTensor)
 
 
-def _is_variable(source: Any) -> bool:
+def is_variable(source: Any) -> bool:
     handle = getattr(source, "handle", None)
     if handle is not None and getattr(handle, "dtype", None) == tf.resource:
         return True
     # A reference variable, or the reference itself, which is what optimizers differentiate by.
     return getattr(getattr(source, "op", None), "type", None) in ops.REFERENCE_VARIABLES
-
-
-def user_location() -> str:
-    """``file:line`` of the innermost caller outside TensorFlow, Keras and this library."""
-    for frame in reversed(tf_stack.extract_stack()):  # maps code that AutoGraph made to the user's own lines
-        if not is_library(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
-    return "unknown location"
-
-
-def _in_optimizer() -> bool:
-    """Whether a Keras optimizer is among the callers."""
-    files = (os.path.basename(frame.f_code.co_filename) for frame, _ in traceback.walk_stack(None))
-    return any("optimizer" in file for file in files)
-
-
-def is_library(filename: str) -> bool:
-    """Whether a file belongs to TensorFlow, Keras, this library or the interpreter itself."""
-    libraries = tuple(
-        os.path.dirname(os.path.abspath(module.__file__)) + os.sep
-        for name in ("tensorflow", "keras", "caramel")
-        if (module := sys.modules.get(name)) is not None and module.__file__
-    )
-    return filename.startswith("<") or os.path.abspath(filename).startswith(libraries)
-
-
-@contextmanager
-def recording(
-    gathers: Collection[Gather] = (), rows: tuple[int, int] | None = None, renamed: Mapping[str, str] | None = None
-) -> Iterator[Recorder]:
-    """Watch the program that this thread builds, for as long as the context lasts.
-
-    Args:
-        gathers: inputs of ops of the program that are to have the examples of all workers.
-        rows: see `Recorder`.
-        renamed: names that stand for others that the program gives to scopes.
-
-    Raises:
-        CaptureError: another capture of this thread is under way, or the program runs a Session meanwhile.
-    """
-    if getattr(_active, "recorder", None) is not None:
-        raise CaptureError("a capture is already under way in this thread: finish it first; captures do not nest")
-    recorder = Recorder(gathers=gathers, rows=rows, renamed=renamed or {})
-    with _patching:
-        if not _captures_under_way:
-            for owner, name, replacement in _replacements():
-                _replaced.append((owner, name, getattr(owner, name)))
-                setattr(owner, name, replacement)
-        _captures_under_way.append(recorder)
-    _active.recorder = recorder
-    try:
-        yield recorder
-    finally:
-        _active.recorder = None
-        with _patching:
-            _captures_under_way[:] = [r for r in _captures_under_way if r is not recorder]
-            while not _captures_under_way and _replaced:
-                owner, name, original = _replaced.pop()
-                setattr(owner, name, original)
-
-
-def _watched(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is ``replacement(recorder, ...)`` in threads that capture, and the original in all others."""
-
-    @functools.wraps(original)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        recorder = getattr(_active, "recorder", None)
-        return original(*args, **kwargs) if recorder is None else replacement(recorder, *args, **kwargs)
-
-    return either
-
-
-def _replacements() -> list[tuple[Any, str, Any]]:
-    """Triples (owner, name, replacement) of the TensorFlow functions that are replaced while programs are watched."""
-    original_helper = gradients_util._GradientsHelper
-    original_tape = tf.GradientTape.gradient
-    original_parallel = parallel_for._pfor_impl
-    original_helper_of_ops = op_def_library._apply_op_helper
-    original_record = execute.record_gradient
-    context = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
-    original_all_reduce = context.all_reduce
-    gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
-    original_all_gather = gathering.all_gather
-    original_scope = tf.Graph.name_scope
-    original_custom, original_context = custom_gradient._graph_mode_decorator, function_context.make_function_context
-    original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
-
-    def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        results = original_helper(ys, xs, *args, **kwargs)
-        if kwargs.get("src_graph") is not None:
-            return results  # TensorFlow's own, for a function, branch or loop
-        weights = args[0] if args else kwargs.get("grad_ys")
-        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, weights)
-
-    def gradient(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        results = original_tape(tape, target, sources, *args, **kwargs)
-        flat = tf.nest.flatten(results, expand_composites=False)
-        weights = args[0] if args else kwargs.get("output_gradients")
-        marked = recorder.mark(target, tf.nest.flatten(sources), flat, weights)
-        return tf.nest.pack_sequence_as(results, marked)
-
-    def parallel(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        return recorder.within_single_examples(lambda: original_parallel(*args, **kwargs))
-
-    def all_reduce(recorder: Recorder, replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        flat = tf.nest.flatten(value, expand_composites=False)
-        if _in_optimizer() or not all(_is_tensor(tf.convert_to_tensor(each)) for each in flat):
-            return original_all_reduce(replica, reduce_op, value, options)  # of gradients, which are summed anyway
-        kind = str(getattr(reduce_op, "value", reduce_op)).lower()
-        summed = [total_marks.over_replicas(tf.convert_to_tensor(each), kind) for each in flat]
-        return tf.nest.pack_sequence_as(value, summed)
-
-    def all_gather(recorder: Recorder, replica: Any, value: Any, axis: Any, options: Any = None) -> Any:
-        place = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
-        flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value, expand_composites=False)]
-        if place is None or not all(_is_symbolic(each) and each.shape.rank for each in flat):
-            return original_all_gather(replica, value, axis, options)
-        return tf.nest.pack_sequence_as(value, [total_marks.gathered(t, int(place) % t.shape.rank, 1) for t in flat])
-
-    def made(recorder: Recorder, op_type: str, name: Any = None, **keywords: Any) -> Any:
-        return recorder.made_with(original_helper_of_ops, op_type, {"name": name, **keywords})
-
-    def recorded(_: Recorder, op_type: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
-        if not total_marks.record_gradient(op_type, inputs, outputs):
-            original_record(op_type, inputs, attributes, outputs)
-
-    def batched(recorder: Recorder, params: Any, indices: Any, batch_dims: int, *args: Any, **kwargs: Any) -> Any:
-        places = tf.convert_to_tensor(indices)
-        if places.shape.rank is None or places.shape[-1] != 1:
-            return original_batched(params, indices, batch_dims, *args, **kwargs)
-        return tf.gather(params, tf.squeeze(places, -1), axis=batch_dims, batch_dims=batch_dims)  # one op, not thirty
-
-    def small_constant(recorder: Recorder, value: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
-        is_batch = recorder.rows is not None and np.ndim(shape) == 1 and len(shape) and shape[0] == recorder.rows[0]
-        return None if is_batch else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
-
-    def custom(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-        watched = functools.wraps(function)(functools.partial(recorder.with_own_gradient, function))
-        return original_custom(watched, args, kwargs)
-
-    def of_this_capture(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        """What tells traces of a tf.function apart: one from before this capture was not watched."""
-        key = original_context(*args, **kwargs)
-        watched = key.context._replace(xla_context_id=(key.context.xla_context_id, recorder.trace))
-        return key._replace(context=watched)
-
-    def scope(recorder: Recorder, graph: Any, name: Any) -> Any:
-        return original_scope(graph, recorder.scope(name))
-
-    def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError(
-            f"{user_location()}: a Session runs while the program is captured; capture only builds the graph. "
-            "Move the running part out of the captured code (for a program file: under if __name__ == '__main__':)"
-        )
-
-    pairs: list[tuple[Any, str, Callable[..., Any]]] = [
-        (gradients_util, "_GradientsHelper", helper),
-        (tf.GradientTape, "gradient", gradient),
-        *((tf.GradientTape, name, _jacobian(name)) for name in ("jacobian", "batch_jacobian")),
-        (parallel_for, "_pfor_impl", parallel),
-        (context, "all_reduce", all_reduce),
-        (gathering, "all_gather", all_gather),
-        (op_def_library, "_apply_op_helper", made),
-        (execute, "record_gradient", recorded),
-        (custom_gradient, "_graph_mode_decorator", custom),
-        (function_context, "make_function_context", of_this_capture),
-        (tf.Graph, "name_scope", scope),
-        (array_ops, "batch_gather_nd", batched),
-        (array_ops, "_constant_if_small", small_constant),
-        *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
-    ]
-    return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
-
-
-def _jacobian(name: str) -> Callable[..., Any]:
-    """A method of the tape, whose gradients with respect to variables are noted."""
-    original = getattr(tf.GradientTape, name)
-
-    def jacobian(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(_is_variable(source) for source in tf.nest.flatten(sources)):
-            results = original(tape, target, sources, *args, **kwargs)
-            return recorder.mark_by_example(target, sources, results) if name == "batch_jacobian" else results
-
-        def call() -> Any:
-            recorder.note_single_examples(f"GradientTape.{name}")
-            return original(tape, target, sources, *args, **kwargs)
-
-        return recorder.within_single_examples(call)
-
-    return jacobian

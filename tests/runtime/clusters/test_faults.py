@@ -152,7 +152,7 @@ def test_a_worker_that_is_frozen_before_a_session_opens(compiled, batch, freeze)
 @pytest.mark.soak  # as test_a_frozen_worker
 def test_a_step_that_takes_longer_than_allowed(session, batch, bounded):
     x, y = batch
-    session._timeout_s = 3.0
+    session._steps._timeout_s = 3.0
     with bounded("did not answer.*3 s.*step_timeout_s"):
         session.step(x=x, y=y, rounds=np.int64(10**9))
     with pytest.raises(caramel.StepError, match="restore a checkpoint"):
