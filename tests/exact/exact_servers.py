@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from exact_common import in_process
-from exact_steps import Program, alone, fresh, values_of
+from exact_steps import Program, alone, captured_once, values_of
 
 import caramel
 from caramel.collectives.dealt_rows import rows_of_owners
@@ -21,12 +21,6 @@ THREADS = RunOptions(optimize_graph=False, intra_op_threads=1, inter_op_threads=
 """Kernels as written, but several ops at a time, so that a read and an update without an order come in any."""
 
 Trained = tuple[list[float], dict[str, np.ndarray]]
-
-
-def captured(make: Callable[[], Program]) -> tuple[Program, caramel.Context]:
-    """A fresh program, and what is captured of it."""
-    program = fresh(make)
-    return program, caramel.capture(program.step, program.specs, **program.options)
 
 
 def run(program: Program, model: Any, data: Sequence[tuple[Any, ...]], together: int = 1) -> Trained:
@@ -48,14 +42,14 @@ def served(
     **options: Any,
 ) -> tuple[Trained, caramel.PSModel]:
     """What training with parameter servers gives, and its model."""
-    program, context = captured(make)
+    program, context = captured_once(make)
     model = caramel.PSModel(context, workers, servers, **{"deterministic": True, **options})
     return run(program, model, data, together), model
 
 
 def reduced(make: Callable[[], Program], data: Sequence[tuple[Any, ...]], workers: int, **options: Any) -> Trained:
     """The same with all-reduces in rank order."""
-    program, context = captured(make)
+    program, context = captured_once(make)
     return run(program, caramel.ARModel(context, workers, deterministic=True, **options), data)
 
 
@@ -96,16 +90,17 @@ def check(
         is_one_device: whether the program is the same on one device.
         options: of `caramel.PSModel`.
     """
-    before = values_of(fresh(make))
-    want = reduced(make, data, workers)
+    program, context = captured_once(make)
+    before = values_of(program)
+    want = run(program, caramel.ARModel(context, workers, deterministic=True), data)
     still = {name for name in before if np.array_equal(before[name], want[1][name]) and "learning_rate" not in name}
     assert unmoved is None or still == set(unmoved), still
+    for number in [servers] if isinstance(servers, int) else servers:
+        model = caramel.PSModel(context, workers, number, **{"deterministic": True, **options})
+        assert_bits(run(program, model, data), want)
+        assert_on_servers(model, number)
     if is_one_device:
         assert_close(want, alone(make, data))
-    for number in [servers] if isinstance(servers, int) else servers:
-        got, model = served(make, data, workers, number, **options)
-        assert_bits(got, want)
-        assert_on_servers(model, number)
     return model
 
 

@@ -44,6 +44,31 @@ def fresh(make: Callable[[], Program]) -> Program:
     return make()
 
 
+def captured(make: Callable[[], Program]) -> tuple[Program, caramel.Context]:
+    """A fresh program, and what is captured of it."""
+    program = fresh(make)
+    return program, caramel.capture(program.step, program.specs, **program.options)
+
+
+def captured_once(make: Callable[[], Program]) -> tuple[Program, caramel.Context]:
+    """The same; where the last call had this function, too, what that gave, with its first values.
+
+    Half of what a test takes is to capture. All sessions of a context begin with the values of then.
+    """
+    if not _last or _last[0] is not make:
+        program, context = captured(make)
+        assert context.model.digest  # captured before anything changes
+        _last[:] = [make, program, context, values_of(program)]
+    _, program, context, values = _last
+    for name, value in values.items():
+        program.variables[name].assign(value)
+    return program, context
+
+
+_last: list[Any] = []
+"""What `captured_once` was called with last, and what it gave; one only, as each has all of its graphs."""
+
+
 def values_of(program: Program) -> dict[str, np.ndarray]:
     """The present values of what is compared."""
     return {name: np.array(v.numpy()) for name, v in program.variables.items()}
@@ -66,8 +91,7 @@ def trained(
     together: int = 1,
 ) -> tuple[list[float], dict[str, np.ndarray], caramel.ARModel]:
     """Losses, final values and the model of a training, with options that may follow from what is captured."""
-    program = fresh(make)
-    context = caramel.capture(program.step, program.specs, **program.options)
+    program, context = captured_once(make)
     armodel = caramel.ARModel(context, workers, **options_of(context))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the steps are not run one by one
@@ -107,11 +131,9 @@ def check(
             parameters are certain to change.
         options: of `caramel.ARModel`.
     """
-    program = fresh(make)
+    program, context = captured_once(make)
     before = values_of(program)
     trained = {name for name, v in program.variables.items() if v.trainable}
-    context = caramel.capture(program.step, program.specs, **program.options)
-    assert context.model.digest  # captured before anything changes
     losses, want = alone(make, batches)
     still = {name for name in want if np.array_equal(before[name], want[name]) and "learning_rate" not in name}
     if unmoved is None:

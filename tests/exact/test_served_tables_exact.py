@@ -9,20 +9,8 @@ import pytest
 import tensorflow as tf
 from exact_common import in_process
 from exact_matrix import OPTIMIZERS, SOME_OPTIMIZERS
-from exact_servers import (
-    NETWORK,
-    THREADS,
-    assert_bits,
-    assert_close,
-    captured,
-    check,
-    reduced,
-    run,
-    served,
-    traced,
-    with_homes,
-)
-from exact_steps import Program, alone, fresh, values_of
+from exact_servers import NETWORK, THREADS, assert_bits, assert_close, check, reduced, run, served, traced, with_homes
+from exact_steps import Program, alone, captured, fresh, values_of
 from test_divided_tables_exact import OWN, TF1_OPTIMIZERS, WHOLE, examples, keras_program, own_step
 from variants import in_soak, mostly_in_soak
 

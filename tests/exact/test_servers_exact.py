@@ -36,7 +36,6 @@ from exact_servers import (
     assert_bits,
     assert_close,
     assert_on_servers,
-    captured,
     check,
     random_homes,
     reduced,
@@ -44,7 +43,7 @@ from exact_servers import (
     served,
     traced,
 )
-from exact_steps import Program, alone, fresh, values_of
+from exact_steps import Program, alone, captured, fresh, values_of
 from hypothesis import given, settings
 from test_evaluation_exact import HELD_OUT, INPUT, WHAT
 from test_evaluation_exact import Program as Evaluated

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from exact_matrix import FEATURE, batches, program
-from exact_servers import NETWORK, assert_bits, captured, reduced, run, traced
+from exact_servers import NETWORK, assert_bits, reduced, run, traced
+from exact_steps import captured
 from test_servers_exact import adversaries, examples, large
 
 import caramel

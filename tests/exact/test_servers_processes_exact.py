@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from exact_common import SERIAL, in_process
 from exact_matrix import FEATURE, batches, program
-from exact_servers import captured
-from exact_steps import values_of
+from exact_steps import captured, values_of
 from test_servers_exact import examples, large
 from variants import in_soak
 

@@ -15,8 +15,8 @@ from exact_common import assert_equivalent as assert_equivalent_training
 from exact_common import assert_same as assert_same_training
 from exact_common import batches as classified
 from exact_matrix import FEATURE, batches, program
-from exact_servers import THREADS, assert_close, captured
-from exact_steps import alone, fresh, values_of
+from exact_servers import THREADS, assert_close
+from exact_steps import alone, captured, fresh, values_of
 from test_servers_exact import examples, large, normalised
 from variants import in_soak
 
