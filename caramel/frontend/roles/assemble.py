@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from caramel.frontend.roles.forward_search import GatherNeeded, Search
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
 from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
-from caramel.frontend.roles.needs import may_be_function_of_sums
+from caramel.frontend.roles.needs import may_be_function_of_sums, mixed_by
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,
@@ -282,7 +282,7 @@ def _reduced(
     if may_sum and raw.trains and (not is_settled_now or raw.forward_sums):
         summed = sum_of_all()
     elif may_sum and is_settled_now and told is not None and _has_open_results(raw, told[1]):
-        with suppress(GatherNeeded):  # a result may stay as it is
+        with suppress(GatherNeeded) if raw.trains else nullcontext():  # where it trains, a result may stay as it is
             summed = sum_of_all() or raw
     if summed is not None and summed is not raw:
         return summed
@@ -348,8 +348,9 @@ def _with_shared_updates(
 
 
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
-    """Whether a result of the step may be a function of sums over the examples."""
-    return any(may_be_function_of_sums(reductions.value_of(tensor)) for tensor in raw.results)
+    """Whether a result of the step may be a function of sums over the examples, or have some in it."""
+    values = [reductions.value_of(tensor) for tensor in raw.results]
+    return any(may_be_function_of_sums(value) or (mixed_by(value) and not raw.trains) for value in values)
 
 
 def _local(kinds: Mapping[str, VariableClass]) -> list[str]:

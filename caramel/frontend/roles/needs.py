@@ -24,6 +24,7 @@ from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import gathered_parts, is_plain
 from caramel.frontend.roles.divergence import SHAPE_OPS
 from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.output_reductions import EXTREMES
 from caramel.graph import ops
 from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.guards import Guards, guards_of
@@ -92,11 +93,11 @@ class Look:
         value = self.reductions.value_of(loss)
         if isinstance(value, Unknown):
             tried = (self.at(name) for name in self.causes(loss))
-            needs = next((n for n in tried if n.tensors or n.gathers or n.sizes or n.shares), None)
+            needs = next(filter(_is_any, tried), None)
             needs = self._sizes_beside(loss) if needs is None else needs
             return needs if not needs.gathers or self.has_small_parameters(needs.at, losses) else Needs()
-        if isinstance(value, (Examples, Total)) and value.mixed_by:
-            return self.at(value.mixed_by)
+        if mixer := mixed_by(value):
+            return self.at(mixer)
         shares = self.reductions.unscaled_gradients([loss])
         if shares:
             return Needs(shares=shares)
@@ -252,11 +253,12 @@ class Look:
         gradients = {node_of(g.tensor) for g in self.raw.gradients}  # what is behind them is summed later
         ends = [*self.raw.targets, *map(node_of, self.raw.results)]
         behind = graph.ancestors(ends, control=False, stop=lambda name: name in gradients) - gradients
-        for name in graph.order:
-            if name in behind and ops.output_types(graph[name]):
-                value = self.reductions.value_of(tensor_name(name))
-                if isinstance(value, Unknown) and value.beside_whole and value.node == name:
-                    return self.at(name)
+        beside = [name for name in graph.order if name in behind and self._is_beside_whole(name)]
+        needs = next(filter(_is_any, map(self.at, beside)), None)
+        if needs is None and not self.raw.trains:
+            needs = self._for_evaluated_results()
+        if needs is not None or beside:
+            return needs or Needs()
         written = self._written()
         return written if written.sizes else self._for_results(left)
 
@@ -282,6 +284,30 @@ class Look:
             sizes = [] if tensor in left else self._sizes_in(tensor)
             if sizes:
                 return Needs(sizes=sizes, result=tensor)
+        return None
+
+    def _is_beside_whole(self, name: str) -> bool:
+        """Whether nothing is known of an op's value because values of all workers stand beside others there."""
+        if not ops.output_types(self.raw.graph[name]):
+            return False
+        value = self.reductions.value_of(tensor_name(name))
+        return isinstance(value, Unknown) and value.beside_whole and value.node == name
+
+    def _for_evaluated_results(self) -> Needs | None:
+        """What results need that are of the whole batch, in a step that only evaluates; or None.
+
+        Examples that are compared with each other are gathered for them, as for losses. Where a step trains, that is
+        done for its losses, and would be more than a further result is worth.
+        """
+        for tensor in self.raw.results:
+            value = self.reductions.value_of(tensor)
+            if (mixer := mixed_by(value)) and _is_any(needs := self.at(mixer)):
+                return needs
+            if isinstance(value, Unknown) and not value.unmodelled:
+                for name in self.causes(tensor):
+                    needs = Needs() if self.raw.graph[name].op in EXTREMES else self.at(name)
+                    if needs.gathers and self.has_small_parameters(name, [tensor]):
+                        return needs
         return None
 
     def _sizes_in(self, tensor: str) -> list[tuple[str, int]]:
@@ -428,9 +454,18 @@ class Look:
         )
 
 
+def _is_any(needs: Needs) -> bool:
+    return bool(needs.tensors or needs.gathers or needs.sizes or needs.shares)
+
+
 def may_be_function_of_sums(value: Value) -> bool:
     """Whether a tensor may be a function of sums over the examples and is neither a sum nor a mean itself."""
     return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and kind_of_sum(value) is None)
+
+
+def mixed_by(value: Value) -> str | None:
+    """The op that has put statistics of the batch into the entries of each example, or their sum; None for none."""
+    return value.mixed_by if isinstance(value, (Examples, Total)) else None
 
 
 def kind_of_sum(value: Value) -> str | None:

@@ -12,7 +12,7 @@ from caramel.graph.graph import Graph, data_texts, node_of, tensor_name
 from caramel.graph.shapes import static_shape
 from caramel.model import Combination
 
-_EXTREMES = {
+EXTREMES = {
     "Max": Combination.MAX,
     "Any": Combination.MAX,
     "Min": Combination.MIN,
@@ -78,10 +78,10 @@ class ReportedTensors:
                 return None
             tensor = tensor_name(data_texts(made)[0])
         extreme = self.graph[node_of(tensor)]
-        of_examples = self.reductions.value_of(data_texts(extreme)[0]) if extreme.op in _EXTREMES else None
+        of_examples = self.reductions.value_of(data_texts(extreme)[0]) if extreme.op in EXTREMES else None
         is_of_own = isinstance(of_examples, Examples) and of_examples.power == 0 and not of_examples.mixed_by
         is_fixed = is_of_own and is_invariant(self.reductions.value_of(data_texts(extreme)[1]))
-        return _EXTREMES[extreme.op] if is_fixed else None
+        return EXTREMES[extreme.op] if is_fixed else None
 
     def _looks_like_examples(self, tensor: str) -> bool:
         """Whether the length of a tensor's first axis is not static, as it is where each example has an entry.
