@@ -15,6 +15,7 @@ import tensorflow as tf
 from caramel.data.components import EXAMPLES_ATTRIBUTE
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
+from caramel.keras.sparse_tensors import held, is_sparse, rows_of, some_rows, sparse_tensor
 from caramel.util.arguments import shown, whole_number
 
 _SEED_LIMIT = 2**62
@@ -39,7 +40,7 @@ class Arrays:
 
     @classmethod
     def of(cls, x: Any, y: Any, sample_weight: Any) -> Arrays:
-        """The examples of what a user gives: NumPy arrays, tensors, tables of pandas, or structures of these.
+        """The examples of what a user gives: arrays, tensors, tables of pandas, sparse ones, or structures of these.
 
         Raises:
             InputError: something is no array, or the numbers of examples differ.
@@ -89,8 +90,11 @@ class Arrays:
         return self._part(slice(None, first)), self._part(slice(first, None))
 
     def _part(self, examples: slice) -> Arrays:
+        def some(array: Any) -> Any:
+            return some_rows(array, examples) if is_sparse(array) else array[examples]
+
         parts = (getattr(self, name) for name in ("x", "y", "sample_weight"))
-        return Arrays(*(None if p is None else tf.nest.map_structure(lambda array: array[examples], p) for p in parts))
+        return Arrays(*(None if p is None else tf.nest.map_structure(some, p) for p in parts))
 
     def dataset(self, batch_size: int, shuffle: Any) -> tf.data.Dataset:
         """Batches of the examples; a pass has each once.
@@ -111,15 +115,22 @@ class Arrays:
         else:
             numbers = (numbers.shuffle(self.examples) if shuffle else numbers).batch(batch_size)
         # Beside the function and not in it, so that arrays with other values make the same function.
-        held = tf.data.Dataset.from_tensors(self.parts).repeat()
+        leaves = tf.nest.flatten(self.parts)
+        shapes = [tuple(leaf.shape[1:]) if is_sparse(leaf) else None for leaf in leaves]
+        all_held = tuple(held(leaf) if is_sparse(leaf) else leaf for leaf in leaves)
+        held_examples = tf.data.Dataset.from_tensors(all_held).repeat()
 
-        def looked_up(batch: Any, parts: Any) -> Any:
-            return tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
+        def looked_up(batch: Any, examples: Any) -> Any:
+            found = [
+                tf.gather(of_leaf, batch) if shape is None else rows_of(of_leaf, shape, batch)
+                for of_leaf, shape in zip(examples, shapes)
+            ]
+            return tf.nest.pack_sequence_as(self.parts, found)
 
         # An iterator whose pipeline TensorFlow tunes takes up to two seconds to end, and there is nothing to tune.
         options = tf.data.Options()
         options.autotune.enabled = False
-        batches = tf.data.Dataset.zip((numbers, held)).map(looked_up).with_options(options)
+        batches = tf.data.Dataset.zip((numbers, held_examples)).map(looked_up).with_options(options)
         setattr(batches, VALUES_ATTRIBUTE, True)
         if self.examples % batch_size == 0:
             setattr(batches, EXAMPLES_ATTRIBUTE, batch_size)
@@ -137,15 +148,11 @@ def are_arrays(x: Any) -> bool:
         return len(x) > 0 and all(are_arrays(part) for part in x)
     if isinstance(x, Mapping):
         return len(x) > 0 and all(are_arrays(part) for part in x.values())
-    return _is_sparse(x) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
-
-
-def _is_sparse(x: Any) -> bool:
-    return isinstance(x, tf.SparseTensor) or hasattr(x, "tocsr")  # or of SciPy
+    return is_sparse(x) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
 
 
 def _tensors(value: Any, name: str) -> Any:
-    """The structure with NumPy arrays and ragged tensors in it: lists become tuples, floats Keras' floatx.
+    """The structure with NumPy arrays and sparse tensors in it: lists become tuples, floats Keras' floatx.
 
     Raises:
         InputError: something in it is no array.
@@ -156,8 +163,8 @@ def _tensors(value: Any, name: str) -> Any:
         return {key: _tensors(part, name) for key, part in value.items()}
     if value is None or isinstance(value, tf.RaggedTensor):
         return value
-    if _is_sparse(value):
-        raise InputError(f"{name} is sparse: make it dense, or give a tf.data.Dataset of batches")
+    if is_sparse(value):
+        return sparse_tensor(value, name)
     array = _column(value)
     if array.ndim == 0:
         raise InputError(f"{name} must be an array whose first dimension counts the examples, got {shown(value)}")

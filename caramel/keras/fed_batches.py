@@ -14,6 +14,7 @@ import tensorflow as tf
 from caramel.data.components import is_dataset
 from caramel.errors import DataError, EndOfData, InputError, in_one_line
 from caramel.keras.data_passes import note_pass
+from caramel.keras.sparse_tensors import dense_batch
 from caramel.runtime.session import Session
 from caramel.runtime.step_result import StepResult
 
@@ -302,6 +303,7 @@ def _with_tuples(part: Any) -> Any:
         return tuple(_with_tuples(inner) for inner in part)
     if isinstance(part, dict):
         return {key: _with_tuples(inner) for key, inner in part.items()}
+    part = dense_batch(part)
     return part if tf.is_tensor(part) else np.asarray(part)
 
 

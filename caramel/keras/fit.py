@@ -83,9 +83,9 @@ def fit(
 
     Args:
         model: a compiled model.
-        x: inputs in arrays, as for the model's own ``fit``. Or a tf.data.Dataset of batches ``(x, y)`` or
-            ``(x, y, sample_weight)``: the batch of all workers together. Or a function ``(workers, rank) -> dataset``
-            that makes each worker's own.
+        x: inputs in arrays, as for the model's own ``fit``; batches of sparse ones are made dense. Or a tf.data.Dataset
+            of batches ``(x, y)`` or ``(x, y, sample_weight)``: the batch of all workers together. Or a function
+            ``(workers, rank) -> dataset`` that makes each worker's own.
         y: targets in arrays; nothing with a dataset.
         batch_size: number of examples in a step of all workers, for arrays; default: 32.
         epochs: number of the epoch at which to stop.

@@ -18,6 +18,7 @@ from caramel.keras.arrays import Arrays, are_arrays, batch_size_of
 from caramel.keras.class_weights import class_weighting, with_class_weights
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import Batch, DatasetBatches, FedBatches, Source, source_of
+from caramel.keras.sparse_tensors import with_dense_batches
 from caramel.runtime.session import Session
 
 
@@ -125,14 +126,15 @@ def given_data(
         cardinality = int(x.cardinality())
         is_endless = cardinality == tf.data.INFINITE_CARDINALITY
         _check_length(None if is_endless else cardinality, steps, "dataset", is_endless, who)
-        reason = why_not_on_workers(x)
+        reason = why_not_on_workers(with_dense_batches(x))
         if reason is not None:
-            return _fed(DatasetBatches(x), class_weight, reason, who)
+            return _fed(DatasetBatches(with_dense_batches(x)), class_weight, reason, who)
     return _on_workers(x, class_weight)
 
 
 def _on_workers(dataset: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
-    weighted = dataset if class_weight is None else with_class_weights(dataset, class_weight)
+    dense = with_dense_batches(dataset)
+    weighted = dense if class_weight is None else with_class_weights(dense, class_weight)
     for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE, EXAMPLES_ATTRIBUTE):
         if hasattr(dataset, name):
             setattr(weighted, name, getattr(dataset, name))

@@ -228,7 +228,6 @@ def test_orders_without_any_seed(shuffle):
         ((X[:0], Y[:0]), {}, ["empty"]),
         ((np.array(3.0), Y), {}, ["first dimension"]),
         ((np.array([object()] * 59), Y), {}, ["Python objects"]),
-        ((tf.sparse.from_dense(X), Y), {}, ["sparse", "dense"]),
         ((tf.data.Dataset.from_tensors((X, Y)), Y), {}, ["y goes with arrays"]),
         ((tf.data.Dataset.from_tensors((X, Y)),), {"validation_split": 0.3}, ["validation_split", "validation_data="]),
         ((tf.data.Dataset.from_tensors((X, Y)),), {"sample_weight": WEIGHTS}, ["sample_weight goes with arrays"]),
