@@ -169,13 +169,14 @@ def layer_with_a_codebook():
     return Program(step, SPECS, {v.path: v for v in [*model.variables, *optimizer.variables]})
 
 
-def queue():
+def queue(write=None, size=14):
     """The last keys of a teacher, from which a student's outputs are told: momentum contrast."""
     student, teacher = (
         variable("student", (FEATURES, CLASSES), trainable=True),
         variable("teacher", (FEATURES, CLASSES)),
     )
-    keys = variable("keys", (14, CLASSES), seed=1)
+    keys = variable("keys", (size, CLASSES), seed=1)
+    place = tf.Variable(0, name="place", trainable=False, dtype=tf.int64)
 
     def keys_of(x):
         return tf.stop_gradient(tf.math.l2_normalize(x @ teacher, 1))
@@ -186,10 +187,65 @@ def queue():
         return tf.reduce_mean(tf.nn.log_softmax(logits)[:, 0]) * -1.0
 
     def update(x, y):
-        keys.assign(tf.concat([keys_of(x), keys[: -tf.shape(x)[0]]], 0))
+        if write is None:
+            keys.assign(tf.concat([keys_of(x), keys[: -tf.shape(x)[0]]], 0))
+        else:
+            write(keys, place, keys_of(x))
         teacher.assign(0.9 * teacher + 0.1 * student)
 
-    return program([student, teacher, keys], loss, update)
+    return program([student, teacher, keys, *([place] if write else [])], loss, update)
+
+
+def at_places(write):
+    """A queue in a circle: new keys are written where the last ones have ended, over the oldest."""
+
+    def written(keys, place, new):
+        size, count = tf.shape(keys, tf.int64)[0], tf.shape(new, tf.int64)[0]
+        write(keys, (place + tf.range(count)) % size, new)
+        place.assign((place + count) % size)
+
+    return queue(written)
+
+
+def queue_by_scatter_nd():
+    return at_places(lambda keys, places, new: keys.scatter_nd_update(places[:, None], new))
+
+
+def queue_by_slices():
+    return at_places(lambda keys, places, new: keys.scatter_update(tf.IndexedSlices(new, tf.cast(places, tf.int32))))
+
+
+def queue_by_another_tensor():
+    def write(keys, places, new):
+        keys.assign(tf.tensor_scatter_nd_update(keys, places[:, None], new))
+
+    return at_places(write)
+
+
+def queue_by_a_mask():
+    """Each row asks which of the new keys is to be there."""
+
+    def write(keys, places, new):
+        chosen = tf.cast(tf.range(tf.shape(keys, tf.int64)[0])[:, None] == places[None], tf.float64)
+        is_new = tf.reduce_sum(chosen, 1, keepdims=True)
+        keys.assign((1 - is_new) * keys + chosen @ new)
+
+    return at_places(write)
+
+
+def queue_by_a_range():
+    """It begins again at its first row where the next batch would not fit."""
+
+    def write(keys, place, new):
+        count = tf.shape(new, tf.int64)[0]
+        keys[place : place + count].assign(new)
+        after = place + count
+        place.assign(tf.where(after + count > tf.shape(keys, tf.int64)[0], tf.zeros_like(after), after))
+
+    return queue(write, 40)
+
+
+QUEUES = (queue, queue_by_scatter_nd, queue_by_slices, queue_by_another_tensor, queue_by_a_mask, queue_by_a_range)
 
 
 def class_of(y):
@@ -324,7 +380,7 @@ def _double():
     "make",
     [
         *(centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far),
-        *(layer_with_a_codebook, queue, centres, counts, counts_by_bincount),
+        *(layer_with_a_codebook, *QUEUES, centres, counts, counts_by_bincount),
     ],
     ids=lambda f: f.__name__,
 )

@@ -28,10 +28,11 @@ _MAX_ROUNDS = 256
 """Rounds after which a loss that is still no function of sums is given up; each round sums at least one tensor more."""
 
 _SCATTERS = (
+    "ResourceStridedSliceAssign",
     *(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update")),
     *(f"ResourceScatterNd{what}" for what in ("Add", "Sub", "Min", "Max", "Update")),
 )
-"""Ops that write rows of a variable, each slice to the row of its index."""
+"""Ops that write some rows of a variable, each slice to the row of its index, or consecutive ones."""
 
 Analyse = Callable[[RawProgram], tuple[Reductions, Sequence[str]]]
 """Function from a program to the analysis of its tensors, and the losses whose reduction must be told."""
@@ -172,8 +173,10 @@ class Search:
             if any(node.op not in (*ASSIGNMENTS, *_SCATTERS) for node in nodes):
                 return None
             scatters = [node for node in nodes if node.op in _SCATTERS]
-            if scatters and not self._are_everywhere(scatters, reductions):
-                return None
+            if scatters and (has_changed := self._add_for_scatters(scatters, reductions, losses)) is not False:
+                if has_changed is None:
+                    return None
+                continue
             nodes = [node for node in nodes if node.op in ASSIGNMENTS]
             own = [node for node in nodes if not is_everywhere(reductions.value_of(node.input[1]))]
             if not own:
@@ -182,13 +185,19 @@ class Search:
                 return None
         return None
 
-    def _are_everywhere(self, scatters: Sequence[NodeDef], reductions: Reductions) -> bool:
-        """Whether what is scattered into variables is the same on all workers.
+    def _add_for_scatters(
+        self, scatters: Sequence[NodeDef], reductions: Reductions, losses: Sequence[str]
+    ) -> bool | None:
+        """Let rows that are written to variables be those of all workers' examples.
+
+        Returns:
+            Whether a number of examples had to become that of all for it; None if the rows cannot be those.
 
         Raises:
-            GatherNeeded: it is of the examples, and has to be that of all of them.
+            GatherNeeded: they are of the examples, and have to be of all of them.
         """
         gathers: set[Gather] = set()
+        sizes: list[tuple[str, int]] = []
         looked = Look(self.raw, reductions)
         for node in scatters:
             for position, text in enumerate(data_texts(node)[1:], 1):
@@ -197,10 +206,15 @@ class Search:
                 if gather is not None:
                     gathers.add(gather)
                 elif not is_everywhere(value):
-                    return False
+                    found = looked.sizes_in_numbers(node.name, position)
+                    if not found:
+                        return None
+                    sizes += found
         if gathers:
             raise GatherNeeded(gathers, self.refusal)
-        return True
+        if not all(self._add_size_of_no_loss(*place, reductions, losses) for place in dict.fromkeys(sizes)):
+            return None
+        return bool(sizes)
 
     def _add_for_update(self, writer: NodeDef, reductions: Reductions, losses: Sequence[str]) -> bool:
         """Make one of the values over all workers of which what an op writes is a function; False if there is none."""
@@ -210,19 +224,25 @@ class Search:
             return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
         sums = looked.sums_behind(written)
         if not sums:
-            places = looked.sizes_beside_shared(written)
+            places = looked.sizes_beside_shared(written) or self._sizes_for(written, reductions, losses)
             if places:
                 return self._add_size_of_no_loss(*places[0], reductions, losses)
-            self._gather_for(written, reductions, losses)
         return bool(sums) and self._add(sums[0], reductions, losses)
 
-    def _gather_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> None:
-        """Ask for the examples of all workers, if what is written compares examples with each other."""
+    def _sizes_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> list[tuple[str, int]]:
+        """Sizes that what is written is made of, where it has the examples in an order.
+
+        Raises:
+            GatherNeeded: the examples of all workers are needed, as what is written compares examples with each other.
+        """
         looked = Look(self.raw, reductions)
         for name in looked.causes(written):
             needs = looked.at(name)
             if needs.gathers and looked.has_small_parameters(name, losses):
                 raise GatherNeeded(needs.gathers, self.refusal)
+            if needs.sizes and not needs.gathers:
+                return needs.sizes
+        return []
 
     # -- what to sum -------------------------------------------------------------------------
 

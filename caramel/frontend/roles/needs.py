@@ -36,6 +36,9 @@ _MAX_SUM_OF_RESULT = 2**16
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 """Ops that write one tensor of a variable's shape."""
 
+_NUMBERED = ("Range",)
+"""Ops whose results have as many entries as their inputs say."""
+
 _MAX_WHOLE_PARAMETER = 4096
 """Elements of the largest parameter with which every worker computes for the examples of all workers."""
 
@@ -198,6 +201,8 @@ class Look:
                 needs.gathers.add(gather)
             elif self._is_sized(text):
                 needs.sizes.append((name, position))
+            elif sizes := self.sizes_in_numbers(name, position):
+                needs.sizes += sizes
             else:
                 return Needs()
         has_whole = any(isinstance(value, Whole) for _, _, value in values)
@@ -341,17 +346,17 @@ class Look:
         return list(dict.fromkeys(found))
 
     def sizes_beside_shared(self, written: str) -> list[tuple[str, int]]:
-        """An input of an op that is made of the number of examples, if all others are the same on all workers.
+        """Inputs of an op that are made of the number of examples, if all others are the same on all workers.
 
         Args:
             written: tensor that is written to a variable.
         """
         for name in self.causes(written):
             texts = data_texts(self.raw.graph[name])
-            own = [(at, text) for at, text in enumerate(texts) if not is_everywhere(self.reductions.value_of(text))]
-            values = [self.reductions.value_of(text) for _, text in own]
-            if own and all(isinstance(v, Independent) for v in values) and self._is_sized(own[0][1]):
-                return [(name, own[0][0])]
+            own = [at for at, text in enumerate(texts) if not is_everywhere(self.reductions.value_of(text))]
+            sizes = [self.sizes_in_numbers(name, at) for at in own]
+            if own and all(sizes):
+                return sizes[0]
         return []
 
     def _sizes_beside(self, loss: str) -> Needs:
@@ -390,6 +395,37 @@ class Look:
             for number in range(len(data_texts(self.raw.graph[source])))
             for place in self.size_inputs(source, number)
         ]
+
+    def sizes_in_numbers(self, name: str, position: int) -> list[tuple[str, int]]:
+        """The inputs by which numbers follow from the number of examples, such as those of the rows of a batch.
+
+        These are numbers that an op reads, made of sizes and of values that are the same on all workers, such as the
+        place in a queue at which its next rows begin.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+
+        Returns:
+            None of them where the numbers are made of something else, too.
+        """
+        graph = self.raw.graph
+        found: dict[tuple[str, int], None] = {}
+        waiting, seen = [(name, position)], set[str]()
+        while waiting:
+            reader, at = waiting.pop()
+            text = data_texts(graph[reader])[at]
+            if is_everywhere(self.reductions.value_of(text)):
+                continue
+            source = graph[node_of(text)]
+            if self._is_sized(text) and source.op not in _NUMBERED:
+                found[reader, at] = None
+            elif ops.is_stateful(source) or source.op in ops.PLACEHOLDERS or ops.functions_of(source):
+                return []
+            elif source.name not in seen:
+                seen.add(source.name)
+                waiting += [(source.name, number) for number in range(len(data_texts(source)))]
+        return list(found)
 
     def is_of_a_part(self, name: str, position: int) -> bool:
         """Whether sizes that are to be those of all examples are constants, made when a worker's part was traced.
