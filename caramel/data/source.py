@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, dataset_options_pb2
 
 from caramel.data import shareable_ops
+from caramel.data.autotune import is_tuned
 from caramel.data.components import Component
 from caramel.data.infallible import cannot_fail
 from caramel.data.serialise import Serialised
@@ -69,6 +70,7 @@ class Source:
         seed: seed for the shuffles without one; None to leave it to chance.
         holds_copies: whether it has copies of tables or variables, whose originals may change.
         cannot_fail: whether it is known to give all of its elements without an error.
+        is_tuned: whether it leaves a number of calls at once, or of elements ahead, to TensorFlow.
     """
 
     graph: Graph
@@ -85,6 +87,7 @@ class Source:
     seed: int | None = None
     holds_copies: bool = False
     cannot_fail: bool = False
+    is_tuned: bool = True
 
     @property
     def digest(self) -> str:
@@ -153,6 +156,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         seed=serialised.seed,
         holds_copies=bool(copies),
         cannot_fail=cannot_fail(graph, serialised.dataset),
+        is_tuned=is_tuned(graph),
     )
 
 

@@ -132,6 +132,10 @@ class _Builder:
         skip = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=SKIP)
         dataset = tf.data.experimental.from_variant(_read(dataset_variable), self._spec)
         dataset = dataset.skip(skip).enumerate(skip).prefetch(tf.data.AUTOTUNE)
+        if not self._source.is_tuned:  # the end of an iterator may wait as long as TensorFlow has tuned it
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            dataset = dataset.with_options(options)
         raw.MakeIterator(dataset=tf.data.experimental.to_variant(dataset), iterator=iterator, name=BEGIN)
 
     def _kept_types(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fit_common import AS_WRITTEN
 from variants import in_soak
 
 import caramel
-from caramel.runtime.session import Session
+from caramel.runtime.training_steps import TrainingSteps
 
 X = np.random.default_rng(0).normal(size=(59, 6)).astype(np.float32)
 Y = (X.sum(1) > 0).astype(np.int64)
@@ -55,14 +55,14 @@ GIVEN = {  # with numbers of steps that divide into runs: otherwise Keras makes 
 def test_values_and_logs_are_those_of_single_runs(given, at_once, monkeypatch):
     """Also where an epoch does not divide into such runs."""
     runs = []
-    together = Session._run_together
+    together = TrainingSteps._run_together
 
     def counted(session, steps, batches):
         results = together(session, steps, batches)
         runs.append(len(results))
         return results
 
-    monkeypatch.setattr(Session, "_run_together", counted)
+    monkeypatch.setattr(TrainingSteps, "_run_together", counted)
 
     def trained(count):
         made = model(count)
