@@ -1,5 +1,6 @@
 """Losses that compare the examples of a batch with each other: the numbers of one device with the whole batch."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from test_forward_sums_exact import BATCHES, SPECS, Program, _double, assert_same, batches, distributed, one_device
@@ -164,7 +165,22 @@ def sorted_advantages(outputs, y, mask):
     return tf.reduce_mean(tf.sort(gains)[:2] ** 2)
 
 
+TABLE = np.linspace(0.2, 2.0, 40)
+
+
+def weighted_by_row(outputs, y, mask):
+    """By a weight for each place in the batch."""
+    weights = tf.gather(tf.constant(TABLE), tf.range(tf.shape(y)[0]))
+    return tf.reduce_mean(weights * (outputs[:, 0] - y) ** 2)
+
+
+def as_many_rows(outputs, y, mask):
+    return tf.reduce_mean(tf.constant(TABLE)[: tf.shape(y)[0]] * tf.tanh(outputs[:, 1]) * y)
+
+
 LOSSES = [
+    weighted_by_row,
+    as_many_rows,
     near_pairs_by_size,
     uniformity,
     on_the_diagonal,
@@ -190,6 +206,8 @@ LOSSES = [
 
 
 IN_EVERY_RUN = [
+    weighted_by_row,
+    as_many_rows,
     semihard_triplets,
     uniformity,
     halves,
@@ -246,3 +264,31 @@ def test_an_all_gather_of_what_has_no_examples_is_refused():
     program = Program(lambda outputs, y, mask: tf.reduce_sum(all_gather(tf.reduce_mean(outputs, 0), 0) ** 2))
     with pytest.raises(caramel.CaptureError, match="stand beside others in a way that cannot be followed"):
         caramel.ARModel(caramel.capture(program.step, SPECS), 2)
+
+
+@pytest.mark.parametrize("width, is_exact", [(4, True), (3000, False)])
+def test_a_network_behind_rows_that_all_workers_have(width, is_exact):
+    """Each worker would compute it for all examples: a small one."""
+    noise = tf.constant(np.random.default_rng(0).normal(size=(40, 4)))
+    first = tf.Variable(np.random.default_rng(1).normal(size=(4, width)) / 4, name="first")
+    last = tf.Variable(np.random.default_rng(2).normal(size=(width, 1)) / width, name="last")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            made = tf.tanh(noise[: tf.shape(x)[0]] @ first) @ last
+            loss = tf.reduce_mean((made - x) ** 2)
+        for variable, slope in zip((first, last), tape.gradient(loss, [first, last])):
+            variable.assign_sub(0.1 * slope)
+        return loss
+
+    data = [np.random.default_rng(seed).normal(size=(13, 1)) for seed in range(3)]
+    context = caramel.capture(step, [tf.TensorSpec([None, 1], tf.float64)])
+    if not is_exact:
+        with pytest.raises(caramel.CaptureError, match="depend on the batch"):
+            caramel.ARModel(context, 3)
+        return
+    with caramel.ARModel(context, 3).session() as session:
+        losses, values = [session.step(x).loss for x in data], session.values()
+    np.testing.assert_allclose(losses, [float(step(tf.constant(x))) for x in data], rtol=1e-10)
+    np.testing.assert_allclose(values["first"], first, rtol=1e-10)
+    np.testing.assert_allclose(values["last"], last, rtol=1e-10)

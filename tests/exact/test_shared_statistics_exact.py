@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_steps import Program, check
-from variants import mostly_in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -245,7 +245,30 @@ def queue_by_a_range():
     return queue(write, 40)
 
 
-QUEUES = (queue, queue_by_scatter_nd, queue_by_slices, queue_by_another_tensor, queue_by_a_mask, queue_by_a_range)
+def queue_of_means():
+    """A row for each step."""
+
+    def write(keys, place, new):
+        keys[place].assign(tf.reduce_mean(new, 0))
+        place.assign((place + 1) % 14)
+
+    return queue(write)
+
+
+def queue_of_some():
+    """Of every second example of all."""
+
+    def write(keys, place, new):
+        some = new[::2]
+        count = (tf.shape(new, tf.int64)[0] + 1) // 2
+        keys.scatter_nd_update(((place + tf.range(count)) % 15)[:, None], some)
+        place.assign((place + count) % 15)
+
+    return queue(write, 15)
+
+
+QUEUES = (queue, queue_by_scatter_nd, queue_by_another_tensor, queue_by_a_range, queue_of_means)
+FURTHER_QUEUES = (queue_by_slices, queue_by_a_mask, queue_of_some)
 
 
 def class_of(y):
@@ -380,7 +403,7 @@ def _double():
     "make",
     [
         *(centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far),
-        *(layer_with_a_codebook, *QUEUES, centres, counts, counts_by_bincount),
+        *(layer_with_a_codebook, *QUEUES, *in_soak(*FURTHER_QUEUES), centres, counts, counts_by_bincount),
     ],
     ids=lambda f: f.__name__,
 )
@@ -398,14 +421,30 @@ def test_with_a_given_reduction_each_worker_has_its_own():
         check(lambda: replace(centred_targets(), options={"loss_reduction": "mean"}), batches(12), 4)
 
 
-def test_an_example_that_is_written_is_refused():
-    """One worker has it; no sum tells."""
+def last_example():
+    """One worker has it; all get it."""
     weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", (2 * CLASSES,))
 
     def loss(x, y):
         seen.scatter_nd_update(tf.range(CLASSES)[:, None], y[-1])
         return tf.reduce_mean((x @ weights - seen[:CLASSES] * y) ** 2)
 
-    made = program([weights, seen], loss, lambda x, y: None)
-    with pytest.raises(caramel.CaptureError, match="variable 'seen' has a value of its own on each worker"):
+    return program([weights, seen], loss, lambda x, y: None)
+
+
+def test_an_example_that_is_written():
+    check(last_example, batches(13), [1, 2, 4])
+
+
+def test_chosen_examples_that_are_written_are_refused():
+    """How many each worker has, no sum tells."""
+
+    def write(keys, place, new):
+        some = tf.boolean_mask(new, new[:, 0] > 0)
+        count = tf.shape(some, tf.int64)[0]
+        keys.scatter_nd_update(((place + tf.range(count)) % 14)[:, None], some)
+        place.assign((place + count) % 14)
+
+    made = queue(write)
+    with pytest.raises(caramel.CaptureError, match="variable 'keys' has a value of its own on each worker"):
         assert caramel.capture(made.step, SPECS).model

@@ -172,62 +172,34 @@ class Search:
             nodes = [self.raw.graph[name] for name in writers]
             if any(node.op not in (*ASSIGNMENTS, *_SCATTERS) for node in nodes):
                 return None
-            scatters = [node for node in nodes if node.op in _SCATTERS]
-            if scatters and (has_changed := self._add_for_scatters(scatters, reductions, losses)) is not False:
-                if has_changed is None:
-                    return None
-                continue
-            nodes = [node for node in nodes if node.op in ASSIGNMENTS]
-            own = [node for node in nodes if not is_everywhere(reductions.value_of(node.input[1]))]
+            own = [
+                (node, position)
+                for node in nodes
+                for position, text in enumerate(data_texts(node)[1:], 1)
+                if not is_everywhere(reductions.value_of(text))
+            ]
             if not own:
                 return self.raw
-            if not self._add_for_update(own[0], reductions, losses):
+            looked = Look(self.raw, reductions)
+            rows = [each for each in own if each[0].op in _SCATTERS]
+            found = [looked.gather_of(n.name, at, reductions.value_of(data_texts(n)[at])) for n, at in rows]
+            if gathers := {gather for gather in found if gather is not None}:
+                raise GatherNeeded(gathers, self.refusal)
+            if not self._add_for_update(*own[0], reductions, losses):
                 return None
         return None
 
-    def _add_for_scatters(
-        self, scatters: Sequence[NodeDef], reductions: Reductions, losses: Sequence[str]
-    ) -> bool | None:
-        """Let rows that are written to variables be those of all workers' examples.
-
-        Returns:
-            Whether a number of examples had to become that of all for it; None if the rows cannot be those.
-
-        Raises:
-            GatherNeeded: they are of the examples, and have to be of all of them.
-        """
-        gathers: set[Gather] = set()
-        sizes: list[tuple[str, int]] = []
-        looked = Look(self.raw, reductions)
-        for node in scatters:
-            for position, text in enumerate(data_texts(node)[1:], 1):
-                value = reductions.value_of(text)
-                gather = looked.gather_of(node.name, position, value)
-                if gather is not None:
-                    gathers.add(gather)
-                elif not is_everywhere(value):
-                    found = looked.sizes_in_numbers(node.name, position)
-                    if not found:
-                        return None
-                    sizes += found
-        if gathers:
-            raise GatherNeeded(gathers, self.refusal)
-        if not all(self._add_size_of_no_loss(*place, reductions, losses) for place in dict.fromkeys(sizes)):
-            return None
-        return bool(sizes)
-
-    def _add_for_update(self, writer: NodeDef, reductions: Reductions, losses: Sequence[str]) -> bool:
-        """Make one of the values over all workers of which what an op writes is a function; False if there is none."""
-        written, looked = writer.input[1], Look(self.raw, reductions)
+    def _add_for_update(self, writer: NodeDef, position: int, reductions: Reductions, losses: Sequence[str]) -> bool:
+        """Make one of the values over all workers of which an input of what writes is a function; False without any."""
+        written, looked = data_texts(writer)[position], Look(self.raw, reductions)
         if isinstance(reductions.value_of(written), Independent):
-            places = looked.size_inputs(writer.name, 1)
+            places = looked.size_inputs(writer.name, position)
             return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
-        sums = looked.sums_behind(written)
-        if not sums:
-            places = looked.sizes_beside_shared(written) or self._sizes_for(written, reductions, losses)
-            if places:
-                return self._add_size_of_no_loss(*places[0], reductions, losses)
-        return bool(sums) and self._add(sums[0], reductions, losses)
+        if sums := looked.sums_behind(written):
+            return self._add(sums[0], reductions, losses)
+        places = looked.sizes_in_numbers(writer.name, position) or looked.sizes_beside_shared(written)
+        places = places or self._sizes_for(written, reductions, losses)
+        return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
 
     def _sizes_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> list[tuple[str, int]]:
         """Sizes that what is written is made of, where it has the examples in an order.

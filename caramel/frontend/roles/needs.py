@@ -36,6 +36,9 @@ _MAX_SUM_OF_RESULT = 2**16
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 """Ops that write one tensor of a variable's shape."""
 
+_CUTS = ("GatherV2", "ResourceGather", "StridedSlice")
+"""Ops that take some rows of a tensor that all workers have, for as many examples as there are."""
+
 _NUMBERED = ("Range",)
 """Ops whose results have as many entries as their inputs say."""
 
@@ -54,6 +57,7 @@ class Needs:
         shares: gradients of means with respect to single examples that are to be those of the whole batch's means.
         at: name of the op.
         result: the result of the step for which it is, which may stay as it is; "" for what a loss needs.
+        cuts: whether rows for all examples are taken of what all workers have.
     """
 
     tensors: list[str] = field(default_factory=list)
@@ -62,6 +66,7 @@ class Needs:
     shares: list[str] = field(default_factory=list)
     at: str = ""
     result: str = ""
+    cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ class Look:
             tried = (self.at(name) for name in self.causes(loss))
             needs = next(filter(_is_any, tried), None)
             needs = self._sizes_beside(loss) if needs is None else needs
-            return needs if not needs.gathers or self.has_small_parameters(needs.at, losses) else Needs()
+            is_of_all = needs.gathers or needs.cuts
+            return needs if not is_of_all or self.has_small_parameters(needs.at, losses) else Needs()
         if mixer := mixed_by(value):
             return self.at(mixer)
         shares = self.reductions.unscaled_gradients([loss])
@@ -206,7 +212,8 @@ class Look:
             else:
                 return Needs()
         has_whole = any(isinstance(value, Whole) for _, _, value in values)
-        return needs if needs.gathers or has_whole else Needs()
+        needs.cuts = op.op in _CUTS and bool(needs.sizes)
+        return needs if needs.gathers or has_whole or needs.cuts else Needs()
 
     def gather_of(self, name: str, position: int, value: Value) -> Gather | None:
         """How an op gets the examples of all workers; None for an input that has none, or not in a known order.
