@@ -6,6 +6,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, compiled, same
+from variants import mostly_in_soak
 
 import caramel
 from caramel.keras.arrays import Arrays
@@ -40,7 +41,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_in_soak(KINDS, "places in no order", "places twice", "a tensor"))
 def test_kinds(kind):
     data = KINDS[kind]
     dense = X.astype("float32") if kind == "narrower" else X

@@ -213,6 +213,9 @@ OF_A_LENGTH = {
 }
 
 
+OF_EACH_KIND = ("which words", "pairs of words", "characters")
+
+
 def of_texts(options, regularizer=None):
     def build():
         vectorize = layers.TextVectorization(20, **options)
@@ -234,7 +237,7 @@ def uneven():
     return tf.data.Dataset.from_tensor_slices((UNEVEN_TEXTS[:, None], LABELS)).batch(8)
 
 
-@pytest.mark.parametrize("mode, regularizer", each_once(list(OF_A_LENGTH), [None, "l2"]))
+@pytest.mark.parametrize("mode, regularizer", each_once(list(OF_A_LENGTH), [None, "l2"], first=OF_EACH_KIND))
 def test_texts_of_any_length_in_the_model(mode, regularizer):
     """What each worker makes of its texts is as long as on one device, whatever the lengths of its own ones are."""
     first, second = both_on(uneven, of_texts(OF_A_LENGTH[mode], regularizer), 3)
