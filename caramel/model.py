@@ -351,6 +351,8 @@ class Model:
         input_order: names of all inputs, those too, in the order of the user's arguments.
         synchronised: name scopes (layers) in which the program asks for values over all replicas that it would not get.
         addends: what the step adds to variables of the class total.
+        mixed: variables of which each worker has its own value, and to which the step adds something for which examples
+            are brought together, by name, with what does that.
         tables: lookup tables of the step and of evaluations.
         forward_sums: tensors that are summed over the workers in the forward pass, in an order in which they can be.
     """
@@ -373,6 +375,7 @@ class Model:
     combinations: tuple[Combination | None, ...] = ()
     synchronised: tuple[str, ...] = ()
     addends: tuple[Addend, ...] = ()
+    mixed: tuple[tuple[str, str], ...] = ()
     tables: tuple[Table, ...] = ()
     forward_sums: tuple[ForwardSum, ...] = ()
 

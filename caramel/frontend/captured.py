@@ -132,6 +132,7 @@ class RawProgram:
         given: dataset that the graph's iterator reads; None without one.
         iterator: name of the op that takes elements of the dataset, in whose place the graph has placeholders; or None.
         trains: whether the program must have gradients; else nothing of it is learned.
+        is_alone: whether one worker has all examples.
         tables: lookup tables of the program.
         entries: places where gradients enter ops that may add up examples, by the name of the op; one of which that
             cannot be told is not among them.
@@ -160,6 +161,7 @@ class RawProgram:
     given: TrainingData | None = None
     iterator: str | None = None
     trains: bool = True
+    is_alone: bool = False
     tables: tuple[RawTable, ...] = ()
     entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     forward_sums: tuple[ForwardSum, ...] = ()

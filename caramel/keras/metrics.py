@@ -49,7 +49,7 @@ class DistributedMetrics:
         self._declared = untold if reduction is None else Combination(reduction)
         self._reported = None if step.reported is None else Combination(step.reported)
         self._summed_variables = {
-            names[id(v.value)]: _SummedVariable(v, f"count_{n}", _is_total(step, names[id(v.value)]))
+            names[id(v.value)]: _SummedVariable(v, f"count_{n}", step.variable_by_name[names[id(v.value)]].kind)
             for n, v in enumerate(record.variables)
         }
         self._advice = (
@@ -59,6 +59,8 @@ class DistributedMetrics:
         )
         self._check()
         self._check_uses(step, names)
+        if workers > 1:
+            self._check_counts(step, names)
 
     def _check_uses(self, step: Model, names: Mapping[int, str]) -> None:
         """Check that the step itself neither writes metrics that are computed here, nor uses metrics in its loss."""
@@ -75,6 +77,18 @@ class DistributedMetrics:
                     raise CaptureError(
                         f"the loss depends on {name!r} of metric {metric.name!r}, which each worker counts for itself: "
                         "keep what the loss needs in a variable of its own"
+                    )
+
+    def _check_counts(self, step: Model, names: Mapping[int, str]) -> None:
+        """Check that what workers count are sums over their examples, or the same for all of them."""
+        mixed = dict(step.mixed)
+        for metric in leaf_metrics(self._model):
+            for variable in metric.variables:
+                name = names.get(id(variable.value))
+                if name in self._summed_variables and name in mixed:
+                    raise CaptureError(
+                        f"metric {metric.name!r} is updated with values for which {mixed[name]}: what workers count of "
+                        f"their parts of the batch is not what one device counts. {self._advice}"
                     )
 
     def _check(self) -> None:
@@ -210,22 +224,21 @@ def _of_workers(output: str, result: StepResult) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(value) for value in result.worker_losses)
 
 
-def _is_total(step: Model, name: str) -> bool:
-    return step.variable_by_name[name].kind is VariableClass.TOTAL
-
-
 class _SummedVariable:
     """A metric's variable to which workers only add, as the sum of what all workers have added.
+
+    Where all add the same, as what is counted is of the whole batch, that is what one of them has added.
 
     Args:
         variable: variable of a metric of the model.
         output: name of the step's result with the workers' values of the variable.
-        is_total: whether all workers but one begin with zero.
+        kind: class of the variable in the step; of a total, all workers but one begin with zero.
     """
 
-    def __init__(self, variable: Any, output: str, is_total: bool) -> None:
+    def __init__(self, variable: Any, output: str, kind: VariableClass) -> None:
         self._variable = variable
-        self._is_total = is_total
+        self._is_total = kind is VariableClass.TOTAL
+        self._is_same = kind not in (VariableClass.TOTAL, VariableClass.STATISTICS)
         self.output = output
         self._base = self._assigned = variable.numpy()
         self._start: Sequence[np.ndarray] = ()  # of each worker, when the model's variable was `_base`
@@ -256,6 +269,8 @@ class _SummedVariable:
             states: value of the variable on each worker.
             examples: number of examples of each worker in this step.
         """
+        if self._is_same:
+            states, examples = states[:1], examples[:1]
         others = np.zeros_like(self._base) if self._is_total else self._base
         given = [self._base, *[others] * (len(states) - 1)]
         last, start = self._last or given, self._start or given

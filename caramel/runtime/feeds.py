@@ -121,7 +121,11 @@ def bound_arrays(
             positional = [f for f in feeds if f.name not in kwargs]
         required = [f for f in positional if not f.optional]
         if len(flat) not in (len(required), len(positional), len(order)):
-            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(positional)}")
+            advice = ": run takes a list of batches, each a tuple of arrays or a dict" if len(flat) == 1 else ""
+            raise InputError(
+                f"{len(flat)} array{'s' * (len(flat) != 1)} {'were' if len(flat) != 1 else 'was'} given for the inputs "
+                f"{_list(positional)}{advice}"
+            )
         names = {
             len(order): order,
             len(required): [f.name for f in required],

@@ -245,6 +245,17 @@ def queue_by_a_range():
     return queue(write, 40)
 
 
+def queue_by_an_update_of_keras():
+    def write(keys, place, new):
+        count = tf.shape(new)[0]
+        first = tf.cast(place, tf.int32)
+        keys.assign(keras.ops.slice_update(keys, (first, 0), new))
+        after = first + count
+        place.assign(tf.cast(tf.where(after + count > tf.shape(keys)[0], tf.zeros_like(after), after), tf.int64))
+
+    return queue(write, 40)
+
+
 def queue_of_means():
     """A row for each step."""
 
@@ -267,8 +278,8 @@ def queue_of_some():
     return queue(write, 15)
 
 
-QUEUES = (queue, queue_by_scatter_nd, queue_by_another_tensor, queue_by_a_range, queue_of_means)
-FURTHER_QUEUES = (queue_by_slices, queue_by_a_mask, queue_of_some)
+QUEUES = (queue, queue_by_scatter_nd, queue_by_another_tensor, queue_by_an_update_of_keras, queue_of_means)
+FURTHER_QUEUES = (queue_by_slices, queue_by_a_range, queue_by_a_mask, queue_of_some)
 
 
 def class_of(y):

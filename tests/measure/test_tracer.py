@@ -290,7 +290,7 @@ def test_prediction(workers, threads, expected):
     ("arguments", "options", "message"),
     [
         ([], {}, r"pass the arrays of one step after the context, for the inputs x \(float32\[None, 4\]\), y"),
-        ([np.ones((8, 4), np.float32)], {}, "1 arrays were given"),
+        ([np.ones((8, 4), np.float32)], {}, "1 array was given"),
         (None, {"runs": 0}, "runs must be a whole number of at least 1"),
         (None, {"steps": 0}, "steps must be a whole number of at least 1"),
         (None, {"workers": 0}, "workers must be a whole number of at least 1"),

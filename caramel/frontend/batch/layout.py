@@ -321,6 +321,13 @@ def _rows_written(op: Op) -> Value:
     return op.joined(value, rows)
 
 
+def _slice_written(op: Op) -> Value:
+    """A tensor of which a part is written, from a place on (`keras.ops.slice_update`)."""
+    value, part, _ = op.inputs
+    are_rows = isinstance(part, Examples) and part.axis == 0 and is_invariant(value)
+    return op.unknown(MIXES_EXAMPLES, unmodelled=not are_rows)
+
+
 def _broadcast_to(op: Op) -> Value:
     value, sizes = op.inputs
     rank, result_shape = op.rank(0), op.result_shape()
@@ -408,6 +415,7 @@ RULES: dict[str, Rule] = {
     "Fill": _fill,
     "Empty": _empty,
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"), _rows_written),
+    "XlaDynamicUpdateSlice": _slice_written,
     "BroadcastTo": _broadcast_to,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(("ReverseV2", "Cumprod", "Cumsum", "CumulativeLogsumexp"), _along(1)),

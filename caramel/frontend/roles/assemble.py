@@ -19,7 +19,7 @@ from caramel.frontend.roles.forward_search import GatherNeeded, Search
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
 from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
-from caramel.frontend.roles.needs import may_be_function_of_sums, mixed_by
+from caramel.frontend.roles.needs import may_be_function_of_sums, mixed_by, written_by
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,
@@ -29,7 +29,7 @@ from caramel.frontend.roles.refusals import (
     refuse_uneven_rounds,
 )
 from caramel.frontend.roles.shared_rows import with_shared_rows
-from caramel.frontend.roles.totals import addends_of
+from caramel.frontend.roles.totals import addends_of, mixed_addends
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, node_of, parse_input, tensor_name
 from caramel.graph.nodes import shape_attribute
@@ -158,6 +158,7 @@ def _assembled(raw: RawProgram) -> Model:
         combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
         synchronised=unmet_sums(replace(raw, graph=graph), reductions),
         addends=tuple(addend for each in addends.values() for addend in each),
+        mixed=tuple((by_node[node], why) for node, why in mixed_addends(step, local, roles.writes, reductions).items()),
         tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
         forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),
     )
@@ -172,6 +173,7 @@ def assemble_alone(raw: RawProgram) -> Model:
         CaptureError: a role is missing or ambiguous.
         UnsupportedError: the step uses something that cannot be replicated.
     """
+    raw = replace(raw, is_alone=True)
     try:
         return assemble(raw)
     except CaptureError as error:
@@ -282,7 +284,8 @@ def _reduced(
     if may_sum and raw.trains and (not is_settled_now or raw.forward_sums):
         summed = sum_of_all()
     elif may_sum and is_settled_now and told is not None and _has_open_results(raw, told[1]):
-        with suppress(GatherNeeded) if raw.trains else nullcontext():  # where it trains, a result may stay as it is
+        # A result may stay as it is where the step trains, and one worker has all examples.
+        with suppress(GatherNeeded) if raw.trains or raw.is_alone else nullcontext():
             summed = sum_of_all() or raw
     if summed is not None and summed is not raw:
         return summed
@@ -350,7 +353,10 @@ def _with_shared_updates(
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
     """Whether a result of the step may be a function of sums over the examples, or have some in it."""
     values = [reductions.value_of(tensor) for tensor in raw.results]
-    return any(may_be_function_of_sums(value) or (mixed_by(value) and not raw.trains) for value in values)
+    if raw.trains:
+        return any(map(may_be_function_of_sums, values))
+    values += [reductions.value_of(tensor) for tensor in written_by(raw)]
+    return any(may_be_function_of_sums(value) or mixed_by(value) for value in values)
 
 
 def _local(kinds: Mapping[str, VariableClass]) -> list[str]:

@@ -25,6 +25,7 @@ from caramel.frontend.roles.asked_sums import gathered_parts, is_plain
 from caramel.frontend.roles.divergence import SHAPE_OPS
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.output_reductions import EXTREMES
+from caramel.frontend.roles.totals import added_to
 from caramel.graph import ops
 from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.guards import Guards, guards_of
@@ -311,13 +312,14 @@ class Look:
         Examples that are compared with each other are gathered for them, as for losses. Where a step trains, that is
         done for its losses, and would be more than a further result is worth.
         """
-        for tensor in self.raw.results:
+        graph = self.raw.graph
+        for tensor in (*self.raw.results, *written_by(self.raw)):
             value = self.reductions.value_of(tensor)
             if (mixer := mixed_by(value)) and _is_any(needs := self.at(mixer)):
                 return needs
             if isinstance(value, Unknown) and not value.unmodelled:
                 for name in self.causes(tensor):
-                    needs = Needs() if self.raw.graph[name].op in EXTREMES else self.at(name)
+                    needs = Needs() if graph[name].op in EXTREMES else self.at(name)
                     if needs.gathers and self.has_small_parameters(name, [tensor]):
                         return needs
         return None
@@ -499,6 +501,20 @@ class Look:
 
 def _is_any(needs: Needs) -> bool:
     return bool(needs.tensors or needs.gathers or needs.sizes or needs.shares)
+
+
+def written_by(raw: RawProgram) -> list[str]:
+    """What a step writes to variables as a whole, or what it adds to them.
+
+    Args:
+        raw: the captured program.
+    """
+    written = []
+    for node in raw.graph.pruned(raw.targets):
+        if node.op in ASSIGNMENTS:
+            added = added_to(raw.graph, node_of(node.input[0]), node.name)
+            written.append(node.input[1] if added is None else added[2])
+    return written
 
 
 def may_be_function_of_sums(value: Value) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caramel.frontend.batch.domain import Independent, Total
+from caramel.frontend.batch.domain import Independent, Total, Unknown
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph.graph import Graph, behind_identities, node_of
 from caramel.graph.guards import guards_of
@@ -48,6 +48,27 @@ def addends_of(
     return found
 
 
+def mixed_addends(
+    step: Graph, variables: Sequence[str], writes: Mapping[str, Sequence[str]], reductions: Reductions
+) -> dict[str, str]:
+    """Variables to which a step adds something for which examples were brought together, with what does that.
+
+    Args:
+        step: nodes of the step.
+        variables: handle nodes of variables that each worker writes from its own examples.
+        writes: names of the ops that write each variable, by its handle node.
+        reductions: analysis of how tensors reduce over the batch.
+    """
+    found: dict[str, str] = {}
+    for handle in variables:
+        added = [added_to(step, handle, writer) for writer in writes.get(handle, ())]
+        values = [reductions.value_of(each[2]) for each in added if each is not None]
+        causes = [value.why for value in values if isinstance(value, Unknown) and not value.unmodelled]
+        if causes:
+            found[handle] = causes[0]
+    return found
+
+
 def _behind(step: Graph, handle: str) -> set[str]:
     """The nodes to which a variable's value goes; on a worker it is not that of one device."""
     seen, waiting = {handle}, [handle]
@@ -61,11 +82,23 @@ def _behind(step: Graph, handle: str) -> set[str]:
 
 def _addend(step: Graph, handle: str, writer: str, reductions: Reductions) -> Addend | None:
     """What an op adds to a variable; None if it does something else."""
+    added = added_to(step, handle, writer)
+    return None if added is None else _of_examples(*added, reductions)
+
+
+def added_to(step: Graph, handle: str, writer: str) -> tuple[str, int, str] | None:
+    """The op that adds something to a variable, its input that does, and the tensor there; None if it does not.
+
+    Args:
+        step: nodes of the step.
+        handle: handle node of the variable.
+        writer: name of the op that writes it.
+    """
     node = step[writer]
     if len(node.input) < 2 or node_of(node.input[0]) != handle:
         return None
     if node.op == "AssignAddVariableOp":
-        return _of_examples(writer, 1, node.input[1], reductions)
+        return writer, 1, node.input[1]
     if node.op != "AssignVariableOp":
         return None
     adding = step[node_of(behind_identities(step, node.input[1]))]
@@ -74,7 +107,7 @@ def _addend(step: Graph, handle: str, writer: str, reductions: Reductions) -> Ad
     for position, other in ((0, 1), (1, 0)):
         read = step[node_of(behind_identities(step, adding.input[position]))]
         if read.op == "ReadVariableOp" and node_of(read.input[0]) == handle:
-            return _of_examples(adding.name, other, adding.input[other], reductions)
+            return adding.name, other, adding.input[other]
     return None
 
 
