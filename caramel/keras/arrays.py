@@ -144,11 +144,13 @@ def are_arrays(x: Any) -> bool:
     """Whether this is an array or a structure of arrays, sparse ones included, and no dataset or the like."""
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         return False
+    if is_sparse(x):
+        return True
     if isinstance(x, (list, tuple)):
         return len(x) > 0 and all(are_arrays(part) for part in x)
     if isinstance(x, Mapping):
         return len(x) > 0 and all(are_arrays(part) for part in x.values())
-    return is_sparse(x) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
+    return hasattr(x, "shape") and hasattr(x, "__getitem__")
 
 
 def _tensors(value: Any, name: str) -> Any:
@@ -157,14 +159,14 @@ def _tensors(value: Any, name: str) -> Any:
     Raises:
         InputError: something in it is no array.
     """
+    if is_sparse(value):
+        return sparse_tensor(value, name)
     if isinstance(value, (list, tuple)):
         return tuple(_tensors(part, name) for part in value)
     if isinstance(value, Mapping):
         return {key: _tensors(part, name) for key, part in value.items()}
     if value is None or isinstance(value, tf.RaggedTensor):
         return value
-    if is_sparse(value):
-        return sparse_tensor(value, name)
     array = _column(value)
     if array.ndim == 0:
         raise InputError(f"{name} must be an array whose first dimension counts the examples, got {shown(value)}")

@@ -299,11 +299,11 @@ def _checked(batch: Any, source: Any) -> Batch:
 
 
 def _with_tuples(part: Any) -> Any:
+    part = dense_batch(part)
     if isinstance(part, (list, tuple)):
         return tuple(_with_tuples(inner) for inner in part)
     if isinstance(part, dict):
         return {key: _with_tuples(inner) for key, inner in part.items()}
-    part = dense_batch(part)
     return part if tf.is_tensor(part) else np.asarray(part)
 
 

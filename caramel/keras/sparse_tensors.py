@@ -37,12 +37,18 @@ def sparse_tensor(x: Any, name: str) -> tf.SparseTensor:
     if isinstance(x, tf.SparseTensor):
         places, values, shape = x.indices.numpy(), x.values.numpy(), tuple(x.dense_shape.numpy())
     else:
-        matrix = x.tocsr().tocoo()  # which adds up entries of the same place
-        places, values, shape = np.stack([matrix.row, matrix.col], axis=-1), matrix.data, matrix.shape
+        entries = x.tocoo()
+        places = np.stack(entries.coords if hasattr(entries, "coords") else (entries.row, entries.col), axis=-1)
+        values, shape = entries.data, entries.shape
     if ((places < 0) | (places >= shape)).any():
         raise InputError(f"{name} is sparse and has entries outside of its shape {list(map(int, shape))}")
     if values.dtype.kind == "f":
         values = values.astype(keras.config.floatx())
+    if values.dtype.kind in "iufc":  # entries of one place are added up, as in a product with a matrix
+        places, numbers = np.unique(places, axis=0, return_inverse=True)
+        added = np.zeros(len(places), values.dtype)
+        np.add.at(added, numbers.ravel(), values)
+        values = added
     return tf.sparse.reorder(tf.SparseTensor(places.astype(np.int64), values, np.asarray(shape, np.int64)))
 
 
@@ -77,7 +83,7 @@ def rows_of(examples: tuple[Any, Any, Any], shape: tuple[int, ...], numbers: Any
 def dense_batch(part: Any) -> Any:
     """A part of a batch that Python code has made: an array, where it is sparse."""
     if isinstance(part, tf.SparseTensor):
-        return tf.sparse.to_dense(tf.sparse.reorder(part)).numpy()
+        return _dense(part, part.shape).numpy()
     return part.toarray() if is_sparse(part) else part
 
 
@@ -96,7 +102,7 @@ def with_dense_batches(dataset: Any) -> Any:
 
 def _with_dense_batches(dataset: Any) -> Any:
     def dense(tensor: Any) -> Any:
-        return _dense(tf.sparse.reorder(tensor), tensor.shape) if isinstance(tensor, tf.SparseTensor) else tensor
+        return _dense(tensor, tensor.shape) if isinstance(tensor, tf.SparseTensor) else tensor
 
     def each_dense(*parts: Any) -> Any:
         batch = tf.nest.map_structure(dense, parts)
@@ -106,4 +112,7 @@ def _with_dense_batches(dataset: Any) -> Any:
 
 
 def _dense(tensor: tf.SparseTensor, shape: Any) -> Any:
-    return tf.ensure_shape(tf.sparse.to_dense(tensor, validate_indices=False), shape)
+    """The dense tensor, in which entries of one place are added up."""
+    if tensor.dtype in (tf.bool, tf.string):
+        return tf.ensure_shape(tf.sparse.to_dense(tf.sparse.reorder(tensor)), shape)
+    return tf.ensure_shape(tf.scatter_nd(tensor.indices, tensor.values, tensor.dense_shape), shape)

@@ -1,5 +1,7 @@
 """Losses that compare the examples of a batch with each other: the numbers of one device with the whole batch."""
 
+import exact_steps
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -292,3 +294,34 @@ def test_a_network_behind_rows_that_all_workers_have(width, is_exact):
     np.testing.assert_allclose(losses, [float(step(tf.constant(x))) for x in data], rtol=1e-10)
     np.testing.assert_allclose(values["first"], first, rtol=1e-10)
     np.testing.assert_allclose(values["last"], last, rtol=1e-10)
+
+
+ROWS = {
+    "of a range": lambda y: tf.range(tf.shape(y)[0]),
+    "in the order of the targets": tf.argsort,
+    "of a range and of classes": lambda y: tf.concat([tf.range(tf.shape(y)[0]), tf.cast(2 * y, tf.int32)], 0),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_table_that_is_trained_at_rows_of_all_examples(rows):
+    """Each worker has the same slices of its gradient, which an optimizer squares."""
+
+    def make():
+        table = keras.Variable(np.linspace(-1, 1, 40)[:, None], name="table", dtype="float64")
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([table])
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                found = tf.reduce_mean(tf.gather(table.value, ROWS[rows](y)) ** 2)
+                loss = found + tf.reduce_mean((x - tf.gather(table.value, tf.range(tf.shape(x)[0]))) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
+            return loss
+
+        specs = [tf.TensorSpec([None, 1], tf.float64), tf.TensorSpec([None], tf.float64)]
+        return exact_steps.Program(step, specs, {v.path: v for v in [table, *optimizer.variables]})
+
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(13, 1)), rng.uniform(0, 3, 13)) for _ in range(3)]
+    exact_steps.check(make, data, [1, 2, 3])

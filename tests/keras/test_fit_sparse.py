@@ -48,6 +48,34 @@ def test_kinds(kind):
     same(*both_on(dense, Y, given_to_us=(data, Y), batch_size=12, epochs=1))
 
 
+def with_duplicates(of):
+    """Rows in which each entry is there twice, a half each time, without being in order."""
+    places = [np.tile(i, 2) for i in np.nonzero(of)]
+    order = np.argsort(places[0], kind="stable")
+    starts = np.append(0, np.cumsum(np.bincount(places[0], minlength=len(of))))
+    return scipy.sparse.csr_matrix((np.tile(of[of != 0] / 2, 2)[order], places[1][order], starts), of.shape)
+
+
+def test_entries_of_one_place_are_added_up():
+    """As in Keras' products with sparse matrices, in arrays and in batches of Python."""
+    rows = with_duplicates(X)
+    assert rows.nnz == 2 * np.count_nonzero(X) and not rows.has_canonical_format
+    same(*both_on(X, Y, given_to_us=(rows, Y), batch_size=12, epochs=1))
+    entries = rows.tocoo()
+    tensor = tf.sparse.reorder(tf.SparseTensor(np.stack([entries.row, entries.col], 1), entries.data, X.shape))
+    assert tensor.values.shape[0] == rows.nnz
+    same(*both_on(X, Y, given_to_us=(tensor, Y), batch_size=12, epochs=1))
+    model = compiled()
+    with pytest.warns(UserWarning, match="made in this process"):
+        got = caramel.predict(model, (t for t in [(tensor,)]), steps=1, workers=2, verbose=0, cluster=AS_WRITTEN)
+    np.testing.assert_allclose(got, model.predict(X, verbose=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [scipy.sparse.dok_matrix, scipy.sparse.lil_matrix, scipy.sparse.bsr_matrix])
+def test_further_formats(kind):
+    np.testing.assert_array_equal(tf.sparse.to_dense(Arrays.of(kind(X), None, None).x), X)
+
+
 def test_as_keras_does():
     """Keras' own fit takes them, too."""
     options = {"batch_size": 12, "validation_split": 0.25, "sample_weight": np.linspace(0.5, 2.0, 59)}

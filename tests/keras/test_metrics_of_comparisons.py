@@ -93,3 +93,43 @@ def test_a_loss_that_compares_nothing():
     """Its metrics would need all examples for themselves."""
     with pytest.raises(caramel.CaptureError, match="metric 'mean' is updated with values for which"):
         caramel.fit(made(is_contrast=False), X, workers=2, cluster=AS_WRITTEN, **OPTIONS)
+
+
+class Centred(keras.Model):
+    """Its outputs are those of the examples less their mean, for a metric alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.spread = keras.layers.Dense(3), keras.metrics.Mean(name="spread")
+
+    def call(self, x):
+        return self.dense(x)
+
+    @property
+    def metrics(self):
+        return [self.spread]
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            outputs = self(x)
+            loss = tf.reduce_mean(outputs**2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return self.count(outputs)
+
+    def test_step(self, x):
+        return self.count(self(x))
+
+    def count(self, outputs):
+        self.spread.update_state(tf.reduce_sum((outputs - tf.reduce_mean(outputs, 0)) ** 2, 1))
+        return {"spread": self.spread.result()}
+
+
+def test_metrics_of_what_is_centred():
+    model = Centred()
+    model(X)
+    model.compile("sgd")
+    want = model.evaluate(X, **OPTIONS)
+    got = caramel.evaluate(model, X, workers=3, cluster=AS_WRITTEN, **OPTIONS)
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    with pytest.raises(caramel.CaptureError, match="metric 'spread' is updated with values for which"):
+        caramel.fit(model, X, workers=3, cluster=AS_WRITTEN, **OPTIONS)

@@ -263,7 +263,8 @@ class Look:
             left: results of the step that stay as they are.
         """
         graph = self.raw.graph
-        gradients = {node_of(g.tensor) for g in self.raw.gradients}  # what is behind them is summed later
+        # What is behind gradients is summed later.
+        gradients = {node_of(t) for g in self.raw.gradients for t in (g.tensor, g.indices) if t is not None}
         ends = [*self.raw.targets, *map(node_of, self.raw.results)]
         behind = graph.ancestors(ends, control=False, stop=lambda name: name in gradients) - gradients
         beside = [name for name in graph.order if name in behind and self._is_beside_whole(name)]

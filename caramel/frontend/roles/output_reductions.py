@@ -49,13 +49,13 @@ class ReportedTensors:
         Args:
             loss: name of the reported tensor.
         """
-        if self._is_equal(loss):
+        if self._is_equal(loss) and not self._is_of_a_part(loss):
             return "mean"
         return self.reductions.reduction_of(loss)[0]
 
     def combination_of(self, tensor: str) -> Combination | None:
         """The combination of a tensor's values on the workers; None where it cannot be told."""
-        if self._is_equal(tensor):
+        if self._is_equal(tensor) and not self._is_of_a_part(tensor):
             return Combination.SAME
         value = self.reductions.value_of(tensor)
         if isinstance(value, Examples):
@@ -90,6 +90,11 @@ class ReportedTensors:
         """
         shape = static_shape(self.graph, tensor)
         return shape is not None and shape[:1] == (None,)
+
+    def _is_of_a_part(self, tensor: str) -> bool:
+        """Whether a tensor follows from the number of a worker's examples, which all have alike in a step of that."""
+        value = self.reductions.value_of(tensor)
+        return isinstance(value, Independent) and value.power != 0
 
     def _is_equal(self, tensor: str) -> bool:
         """Whether every worker has the same value."""

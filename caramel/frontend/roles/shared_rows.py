@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from caramel.frontend.batch.domain import is_invariant
+from caramel.frontend.batch.domain import is_everywhere
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
 from caramel.frontend.roles.loss_reduction import Reductions
@@ -58,7 +58,7 @@ def with_shared_rows(
     differing = Locality(raw.graph, raw.library).differing(local, by_shape=False)
 
     def is_shared(indices: str) -> bool:
-        return node_of(indices) not in differing and is_invariant(reductions.value_of(indices))
+        return node_of(indices) not in differing and is_everywhere(reductions.value_of(indices))
 
     names = {g.name for g in gradients}
     result: list[Gradient] = []
