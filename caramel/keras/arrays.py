@@ -127,7 +127,7 @@ class Arrays:
             ]
             return tf.nest.pack_sequence_as(self.parts, found)
 
-        # An iterator whose pipeline TensorFlow tunes takes up to two seconds to end, and there is nothing to tune.
+        # The end of an iterator may wait for the thread that tunes its pipeline, and there is nothing to tune.
         options = tf.data.Options()
         options.autotune.enabled = False
         batches = tf.data.Dataset.zip((numbers, held_examples)).map(looked_up).with_options(options)

@@ -126,14 +126,16 @@ def given_data(
         cardinality = int(x.cardinality())
         is_endless = cardinality == tf.data.INFINITE_CARDINALITY
         _check_length(None if is_endless else cardinality, steps, "dataset", is_endless, who)
-        reason = why_not_on_workers(with_dense_batches(x))
+        dense = with_dense_batches(x)
+        reason = why_not_on_workers(dense)
         if reason is not None:
-            return _fed(DatasetBatches(with_dense_batches(x)), class_weight, reason, who)
-    return _on_workers(x, class_weight)
+            return _fed(DatasetBatches(dense), class_weight, reason, who)
+        return _on_workers(x, dense, class_weight)
+    return _on_workers(x, with_dense_batches(x), class_weight)
 
 
-def _on_workers(dataset: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
-    dense = with_dense_batches(dataset)
+def _on_workers(dataset: Any, dense: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
+    """What workers read: a dataset as it was given, whose batches are made dense, with weights of classes."""
     weighted = dense if class_weight is None else with_class_weights(dense, class_weight)
     for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE, EXAMPLES_ATTRIBUTE):
         if hasattr(dataset, name):
@@ -165,7 +167,8 @@ def _of_arrays(
         arrays, held_out = arrays.split(validation_split)
         validation = held_out.parts
     size = batch_size_of(batch_size, arrays.examples, steps)
-    return _on_workers(arrays.dataset(size, shuffle), class_weight, validation=validation)
+    dataset = arrays.dataset(size, shuffle)
+    return _on_workers(dataset, dataset, class_weight, validation=validation)
 
 
 def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str, who: str) -> GivenData:

@@ -121,10 +121,11 @@ def bound_arrays(
             positional = [f for f in feeds if f.name not in kwargs]
         required = [f for f in positional if not f.optional]
         if len(flat) not in (len(required), len(positional), len(order)):
-            advice = ": run takes a list of batches, each a tuple of arrays or a dict" if len(flat) == 1 else ""
+            if len(flat) != 1:
+                raise InputError(f"{len(flat)} arrays were given for the inputs {_list(positional)}")
             raise InputError(
-                f"{len(flat)} array{'s' * (len(flat) != 1)} {'were' if len(flat) != 1 else 'was'} given for the inputs "
-                f"{_list(positional)}{advice}"
+                f"1 array was given for the inputs {_list(positional)}: a batch is a tuple of arrays, or a dict, and "
+                "run takes a list of batches"
             )
         names = {
             len(order): order,

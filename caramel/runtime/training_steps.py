@@ -84,8 +84,9 @@ class TrainingSteps:
             pipeline: the workers' pipelines; None where the driver feeds all.
         """
         self.step_count, self._on_metadata = step_count, None
-        has_data = self._signature.data is not None and pipeline is not None
-        self.data = WorkerData(self._signature, self._run_each, pipeline.seed) if has_data and pipeline else None
+        self.data = None
+        if self._signature.data is not None and pipeline is not None:
+            self.data = WorkerData(self._signature, self._run_each, pipeline.seed)
 
     def _run_each(self, runs: Sequence[Run], steps: int) -> list[list[np.ndarray] | StepError]:
         return self._executor.run_each(runs, self._timeout_s * steps)

@@ -370,6 +370,11 @@ def is_everywhere(value: Value) -> bool:
     return isinstance(value, Whole) or is_invariant(value)
 
 
+def mixed_by(value: Value) -> str | None:
+    """The op that has put statistics of the batch into the entries of each example, or their sum; None for none."""
+    return value.mixed_by if isinstance(value, (Examples, Total)) else None
+
+
 def joined(first: Value, second: Value) -> Value | None:
     """The value of a tensor that has one of two values, whichever is chosen; None where no value covers both.
 

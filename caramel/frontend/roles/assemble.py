@@ -9,7 +9,7 @@ from functools import partial
 
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, SINGLE_ATTRIBUTE, without_capture_attributes
-from caramel.frontend.batch.domain import Examples
+from caramel.frontend.batch.domain import Examples, mixed_by
 from caramel.frontend.batch.tensor_gradients import pruned_with_differentiated
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
@@ -19,7 +19,7 @@ from caramel.frontend.roles.forward_search import GatherNeeded, Search
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
 from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
-from caramel.frontend.roles.needs import may_be_function_of_sums, mixed_by, written_by
+from caramel.frontend.roles.needs import may_be_function_of_sums, written_by
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,

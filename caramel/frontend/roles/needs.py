@@ -19,6 +19,7 @@ from caramel.frontend.batch.domain import (
     Value,
     Whole,
     is_everywhere,
+    mixed_by,
 )
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import gathered_parts, is_plain
@@ -39,9 +40,6 @@ ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 _CUTS = ("GatherV2", "ResourceGather", "StridedSlice")
 """Ops that take some rows of a tensor that all workers have, for as many examples as there are."""
-
-_NUMBERED = ("Range",)
-"""Ops whose results have as many entries as their inputs say."""
 
 _MAX_WHOLE_PARAMETER = 4096
 """Elements of the largest parameter with which every worker computes for the examples of all workers."""
@@ -428,7 +426,7 @@ class Look:
             if is_everywhere(self.reductions.value_of(text)):
                 continue
             source = graph[node_of(text)]
-            if self._is_sized(text) and source.op not in _NUMBERED:
+            if self._is_sized(text):
                 found[reader, at] = None
             elif ops.is_stateful(source) or source.op in ops.PLACEHOLDERS or ops.functions_of(source):
                 return []
@@ -521,11 +519,6 @@ def written_by(raw: RawProgram) -> list[str]:
 def may_be_function_of_sums(value: Value) -> bool:
     """Whether a tensor may be a function of sums over the examples and is neither a sum nor a mean itself."""
     return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and kind_of_sum(value) is None)
-
-
-def mixed_by(value: Value) -> str | None:
-    """The op that has put statistics of the batch into the entries of each example, or their sum; None for none."""
-    return value.mixed_by if isinstance(value, (Examples, Total)) else None
 
 
 def kind_of_sum(value: Value) -> str | None:

@@ -49,13 +49,13 @@ class ReportedTensors:
         Args:
             loss: name of the reported tensor.
         """
-        if self._is_equal(loss) and not self._is_of_a_part(loss):
+        if self._is_equal(loss):
             return "mean"
         return self.reductions.reduction_of(loss)[0]
 
     def combination_of(self, tensor: str) -> Combination | None:
         """The combination of a tensor's values on the workers; None where it cannot be told."""
-        if self._is_equal(tensor) and not self._is_of_a_part(tensor):
+        if self._is_equal(tensor):
             return Combination.SAME
         value = self.reductions.value_of(tensor)
         if isinstance(value, Examples):
@@ -91,14 +91,15 @@ class ReportedTensors:
         shape = static_shape(self.graph, tensor)
         return shape is not None and shape[:1] == (None,)
 
-    def _is_of_a_part(self, tensor: str) -> bool:
-        """Whether a tensor follows from the number of a worker's examples, which all have alike in a step of that."""
-        value = self.reductions.value_of(tensor)
-        return isinstance(value, Independent) and value.power != 0
-
     def _is_equal(self, tensor: str) -> bool:
-        """Whether every worker has the same value."""
-        return self.origins.get(node_of(tensor), "") is None
+        """Whether every worker has the value of one device.
+
+        In a step that is traced for the examples of a part, what follows from their number is the same on all workers,
+        and another one than of the whole batch.
+        """
+        value = self.reductions.value_of(tensor)
+        follows_size = isinstance(value, Independent) and value.power != 0
+        return self.origins.get(node_of(tensor), "") is None and not follows_size
 
 
 def _of_sizes(value: Independent) -> Combination | None:

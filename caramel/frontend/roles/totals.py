@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caramel.frontend.batch.domain import Examples, Independent, Total, Unknown
+from caramel.frontend.batch.domain import Independent, Total, Unknown, mixed_by
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph.graph import Graph, behind_identities, node_of
 from caramel.graph.guards import guards_of
@@ -64,8 +64,8 @@ def mixed_addends(
         added = [added_to(step, handle, writer) for writer in writes.get(handle, ())]
         values = [reductions.value_of(each[2]) for each in added if each is not None]
         causes = [value.why for value in values if isinstance(value, Unknown) and not value.unmodelled]
-        mixers = [value.mixed_by for value in values if isinstance(value, (Examples, Total))]
-        causes += [f"{step[name].op} {name!r} uses statistics of the batch" for name in mixers if name is not None]
+        mixers = filter(None, map(mixed_by, values))
+        causes += [f"{step[name].op} {name!r} uses statistics of the batch" for name in mixers]
         if causes:
             found[handle] = causes[0]
     return found
