@@ -54,6 +54,10 @@ examples, and the number of batches along it."""
 SIZED_ATTRIBUTE = "_caramel_sized"
 """Attribute of an Identity of sizes that are to be those of all workers."""
 
+PART_ATTRIBUTE = "_caramel_of_part"
+"""Attribute of a node that follows from the number of examples of a worker's part, where a step was traced for it: of a
+constant, which has its value for the whole batch there, or of a call of a function with such constants."""
+
 ENTERING_ATTRIBUTE = "_caramel_entering"
 """Attribute of an Identity through which a gradient enters what a worker's part is made of."""
 
@@ -81,6 +85,7 @@ _CAPTURE_ATTRIBUTES = (
     MADE_ATTRIBUTE,
     GATHERED_ATTRIBUTE,
     SIZED_ATTRIBUTE,
+    PART_ATTRIBUTE,
 )
 
 
@@ -105,5 +110,9 @@ def remove_capture_attributes(node: NodeDef) -> None:
     """Remove all of these attributes from a node, in place."""
     if GRADIENT_ATTRIBUTE in node.attr or TOTAL_ATTRIBUTE in node.attr:
         node.attr.pop("_gradient_op_type", None)  # how the op tells that it is differentiated
+    if node.op == "PlaceholderWithDefault" and (GATHERED_ATTRIBUTE in node.attr or SIZED_ATTRIBUTE in node.attr):
+        node.op = "Identity"
+        node.attr["T"].CopyFrom(node.attr.pop("dtype"))
+        node.attr.pop("shape")
     for name in _CAPTURE_ATTRIBUTES:
         node.attr.pop(name, None)

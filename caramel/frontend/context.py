@@ -14,30 +14,21 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.util import nest
 
-from caramel.data.components import (
-    EXAMPLES_ATTRIBUTE,
-    are_arguments,
-    arguments_of,
-    arguments_of_rows,
-    bind_by_name_or_order,
-    bind_by_position,
-    check_arguments,
-    components_of,
-    examples_in_batches,
-    is_dataset,
-)
+from caramel.data.components import bind_by_name_or_order, bind_by_position
 from caramel.data.dataset import TrainingData, training_data
 from caramel.errors import CaptureError, InputError
 from caramel.facts import Trace
 from caramel.frontend.attributes import without_capture_attributes
-from caramel.frontend.batch.row_constants import FACTOR, row_constants
+from caramel.frontend.batch.row_constants import of_part, row_constants
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import Gather, RawProgram
+from caramel.frontend.programs.asked_sizes import check_is_the_same
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.programs.function_program import capture_evaluation, capture_step
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
+from caramel.frontend.programs.step_inputs import StepInputs, inputs_of
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.watching import recording
@@ -90,7 +81,8 @@ def capture(
             a file with a MetaGraphDef or GraphDef (or that itself), binary or text. A GraphDef does not
             say what is what: name its ``train_op`` and ``loss``.
         inputs: tf.TensorSpec of each argument of a step (not needed with an input_signature, or data).
-            Arguments of rank 1 or more are split over the workers along axis 0.
+            Arguments of rank 1 or more are split over the workers along axis 0. A fixed number of examples is
+            that of the whole batch.
         loss: the tensor to report as the loss (a step: the name of the output); default: what is
             differentiated.
         train_op: the op that is one step, for graphs with several training ops; a list of several that are one step.
@@ -172,8 +164,8 @@ class Context:
         inputs: Sequence[Any] | None,
         options: CaptureOptions,
         *,
-        rows: tuple[int, int] | None = None,
-        part_rows: int | None = None,
+        rows: tuple[int | None, int] | None = None,
+        workers: int = 1,
     ) -> None:
         """Prepare to capture a program.
 
@@ -182,7 +174,7 @@ class Context:
             inputs: see `capture`.
             options: the other arguments of `capture`.
             rows: see `caramel.frontend.recording.recorder.Recorder`.
-            part_rows: number of examples of a worker's part, where ``inputs`` are for that number alone.
+            workers: number of workers that have such a part.
 
         Raises:
             InputError: the arguments do not fit together.
@@ -202,12 +194,12 @@ class Context:
         self._naming = Naming(Renaming({}))
         self._gathers: frozenset[Gather] = frozenset()
         self._rows = rows
-        self._part_rows = part_rows
+        self._workers = workers
+        self._asks_for_sizes = False
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
         self._declared: Any = None
-        self._by_name = False
         is_graph = program is None or isinstance(program, tf.Graph) or is_graph_proto(program)
         if not is_graph and not callable(program):
             raise InputError(
@@ -312,7 +304,7 @@ class Context:
         """This context, or one that is traced for the examples of one of so many workers.
 
         Some programs need the number of examples when they are traced (noise of the shape of a batch). Where all
-        batches of the dataset have the same number, that of a worker is known.
+        batches have the same number, by the dataset or by ``inputs``, that of a worker is known.
 
         Args:
             workers: number of workers.
@@ -323,22 +315,34 @@ class Context:
         """
         try:
             self.model_for(workers)
-        except CaptureError:
+        except CaptureError as error:
             parts = 1 if sharding == "batches" else workers
+            refusal = error
             # The program may have the size of a whole batch as a number in it.
             for has_numbers in (False, True):
                 traced = self._for_rows(workers, parts, has_numbers)
-                if traced is not None and traced._can_be_for(workers):
+                if traced is None:
+                    break
+                try:
+                    traced.model_for(workers)
                     return traced
-            raise
+                except CaptureError as refused:
+                    # What a step lacks without a number of examples is no reason where it may have one.
+                    refusal = refused if refusal.may_pass_later else refusal
+            raise self._of_parts(refusal, parts) from error.__cause__
         return self
 
-    def _can_be_for(self, workers: int) -> bool:
-        try:
-            self.model_for(workers)
-        except CaptureError:
-            return False
-        return True
+    def _of_parts(self, refusal: CaptureError, parts: int) -> CaptureError:
+        """A refusal, and that a batch does not divide where that is why the step has no number of examples."""
+        examples = self._inputs.examples if refusal.may_pass_later and callable(self._program) else None
+        if examples is None or examples % parts == 0:
+            return refusal
+        refused = CaptureError(
+            f"the {examples} examples of a batch do not divide between {parts} workers, and for any number of them "
+            f"{refusal}"
+        )
+        refused.may_pass_later = True
+        return refused
 
     def _for_rows(self, workers: int, parts: int, has_numbers: bool) -> Context | None:
         """A context of the same step for one of so many parts of a batch; None where that has no fixed size.
@@ -348,22 +352,14 @@ class Context:
             parts: number of parts.
             has_numbers: whether to replace the number of examples in a batch, where the program has it in a shape.
         """
-        if self._specs is not None or not callable(self._program) or not is_dataset(self.data):
-            return None
-        examples = examples_in_batches(self.data.element_spec) or getattr(self.data, EXAMPLES_ATTRIBUTE, None)
+        examples = self._inputs.examples if callable(self._program) else None
         if examples is None or examples % parts:
             return None
-        specs = arguments_of_rows(self.data.element_spec, examples // parts)
+        own = examples // parts
         options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
         options = replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint)
-        own = examples // parts
-        return Context(
-            self._program,
-            specs,
-            options,
-            rows=(examples, own) if has_numbers else None,
-            part_rows=own if workers > 1 else None,
-        )
+        rows = examples if has_numbers else None, own
+        return Context(self._program, self._specs, options, rows=rows, workers=workers)
 
     @cached_property
     def _model_alone(self) -> Model:
@@ -435,8 +431,10 @@ class Context:
         if renamed and not self._renamed:  # a program that is built again in one process has the same plan
             self._renamed, self._naming = renamed, Naming(Renaming(renamed))
             raw, _ = self._captured_step()
-        if self._part_rows is not None:
-            raw = self._with_row_constants(self._part_rows)
+        if self._rows is not None and self._workers > 1:
+            raw = self._with_row_constants(*self._rows)
+        if self._rows is None and self._asks_for_sizes and self._inputs.is_in_shapes:
+            raw = self._checked(raw)
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
         if self.given is not None:
@@ -448,26 +446,38 @@ class Context:
         # What trains nothing aggregates nothing: gradients are values like any others.
         return raw if trains else replace(raw, gradients=(), trains=False)
 
-    def _with_row_constants(self, rows: int) -> RawProgram:
+    def _checked(self, raw: RawProgram) -> RawProgram:
+        """A step that is traced for any number of examples, if it is the same as for the number that batches have.
+
+        Raises:
+            CaptureError: it is another one.
+        """
+        examples = self._inputs.examples
+        assert examples is not None
+        fixed, _ = self._captured_step((None, examples))
+        check_is_the_same(raw.graph, fixed.graph, examples)
+        return self._captured_step()[0]  # the last trace, as who watches the step keeps what that has made
+
+    def _with_row_constants(self, batch: int | None, rows: int) -> RawProgram:
         """The step with those of its constants that follow from the number of examples, found by another trace.
 
         Raises:
             CaptureError: the step has other ops for another number of examples.
         """
-        assert self.given is not None
-        specs, of_batch = self._specs, self._rows
-        try:
-            self._specs = arguments_of_rows(self.given.element_spec, FACTOR * rows)
-            self._rows = None if of_batch is None else (of_batch[0], FACTOR * rows)
-            other, _ = self._captured_step()
-        finally:
-            self._specs, self._rows = specs, of_batch
+        whole, _ = self._captured_step((batch, self._workers * rows))
         raw, _ = self._captured_step()  # the last trace, as who watches the step keeps what that has made
-        return replace(raw, row_constants=row_constants(raw.graph, other.graph, rows))
+        found = row_constants(raw.graph, whole.graph, rows, self._workers)
+        return replace(raw, graph=of_part(raw.graph, whole.graph, found), row_constants=found)
 
-    def _captured_step(self) -> tuple[RawProgram, set[str]]:
-        """The step as it is traced, and the names that it uses."""
-        with recording(self._gathers, self._rows, self._renamed) as recorder:
+    def _captured_step(self, rows: tuple[int | None, int] | None = None) -> tuple[RawProgram, set[str]]:
+        """The step as it is traced, and the names that it uses.
+
+        Args:
+            rows: see `caramel.frontend.recording.recorder.Recorder`; None for those of this context.
+        """
+        rows = rows or self._rows
+        specs = self._inputs.specs if rows is None else self._inputs.with_rows(rows[1])
+        with recording(self._gathers, rows, self._renamed) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(
                     "a training step is captured with the values that its variables have, and TensorFlow does not run "
@@ -476,31 +486,23 @@ class Context:
                 )
             raw = capture_step(
                 self._program,
-                self._step_specs(),
+                specs,
                 recorder,
                 self._naming,
                 loss=self.loss,
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
             )
+        self._asks_for_sizes = recorder.asks_for_sizes
         return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
 
-    def _step_specs(self) -> Any:
-        """The specs of the step's arguments: the user's own, or those of the dataset's elements."""
-        if self.given is None:
-            return self._specs
-        specs = self._specs if self._specs is not None else getattr(self._program, "input_signature", None)
-        if specs is None:
-            components_of(self.given.element_spec)  # refuses what is no dense tensor
-            return arguments_of(self.given.element_spec)
-        argument_specs = [specs] if isinstance(specs, (tf.TensorSpec, Mapping)) else list(specs)
-        self._by_name = not are_arguments(argument_specs, self.given.element_spec)
-        if not self._by_name:
-            check_arguments(argument_specs, self.given.element_spec)
-        return specs
+    @cached_property
+    def _inputs(self) -> StepInputs:
+        """What the step takes."""
+        return inputs_of(self._program, self._specs, self.given, self.data, self.replicated)
 
     def _bound(self, inputs: Sequence[Input], given: TrainingData) -> tuple[Input, ...]:
-        if self._by_name:
+        if self._inputs.by_name:
             return bind_by_name_or_order(inputs, (), given.element_spec)
         return bind_by_position(inputs, given.components)
 

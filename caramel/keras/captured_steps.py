@@ -55,7 +55,7 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         reduction, record = options.get("loss_reduction"), StepRecord()
-        context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
+        context = _captured_from(watched_step(model, record), arguments, workers, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
@@ -83,7 +83,7 @@ def captured_forward(
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         record = StepRecord()
         watched = watched_prediction(model, record) if method == "predict_step" else watched_step(model, record, method)
-        context = _captured_from(watched, arguments, loss=NOTHING, loss_reduction="mean", trains=False)
+        context = _captured_from(watched, arguments, workers, loss=NOTHING, loss_reduction="mean", trains=False)
         return _captured(model, context, record, workers)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
@@ -91,11 +91,11 @@ def captured_forward(
     return after_building(model, data.element_spec, method, lambda: _first_of(captured, ways), whole)
 
 
-def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], **options: Any) -> Context:
+def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], workers: int, **options: Any) -> Context:
     """A step captured in one of the ways of `GivenData.capture_arguments`."""
-    rest = {name: value for name, value in arguments.items() if name not in ("inputs", "rows", "part_rows")}
-    of_rows = {name: arguments.get(name) for name in ("rows", "part_rows")}
-    return Context(step, arguments.get("inputs"), CaptureOptions(**options, **rest), **of_rows)
+    rest = {name: value for name, value in arguments.items() if name not in ("inputs", "rows")}
+    captured = CaptureOptions(**options, **rest)
+    return Context(step, arguments.get("inputs"), captured, rows=arguments.get("rows"), workers=workers)
 
 
 def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Sequence[Mapping[str, Any]]) -> CapturedStep:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, arguments_of_rows, examples_in_batches, is_dataset
+from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, examples_in_batches, is_dataset
 from caramel.data.dataset import sample_dataset, why_not_on_workers
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
@@ -65,9 +65,7 @@ class GivenData:
         examples, parts = self.examples_in_batches, 1 if sharding == "batches" else workers
         if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
             own = examples // parts
-            inputs = arguments_of_rows(self.element_spec, own)
-            ways.append({"data": self.dataset, "inputs": inputs, "part_rows": own if workers > 1 else None})
-            ways.append({**ways[-1], "rows": (examples, own)})
+            ways += [{"data": self.dataset, "rows": (number, own)} for number in (None, examples)]
         return ways
 
     def a_batch(self) -> list[Any] | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
@@ -21,6 +23,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
 )
 from caramel.frontend.batch.op import Op, Rule
+from caramel.graph import ops
 from caramel.graph.ops import op_names
 from caramel.graph.shapes import Shape
 
@@ -74,6 +77,9 @@ NARY = (
     )
 )
 """Ops of several inputs, which broadcast."""
+
+_CUTS = frozenset({"Slice", "StridedSlice", "GatherV2"})
+"""Ops that take some rows of their first input."""
 
 _INVERSE_ROLES = {
     Role.NONE: Role.NONE,
@@ -320,7 +326,40 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
             return op.unknown("brings different examples together")
         if isinstance(value, Independent) and size not in (None, 1, *counts):
             return op.unknown("has the number of examples of a whole batch in it")
+        if (
+            isinstance(value, Independent)
+            and size not in (None, 1)
+            and _has_rows(op, op.texts[position], axis_from_end)
+        ):
+            return op.unknown(
+                "has a row of its own for each example of a part, so that all parts would have the same rows"
+            )
     return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised, chosen)
+
+
+def _has_rows(op: Op, text: str, axis_from_end: int) -> bool:
+    """Whether an invariant tensor is rows of a constant or a variable, which differ, beside a fixed number of examples.
+
+    Args:
+        op: the op that takes the tensor.
+        text: the tensor.
+        axis_from_end: axis of the rows, counted from the last, which is 1.
+    """
+    shape = op.shape_of(text)
+    if shape is None or _size(shape, axis_from_end) in (None, 1):
+        return False
+    known = op.constant_of(text)
+    if known is not None:
+        rows = np.moveaxis(np.asarray(known), -axis_from_end, 0)
+        return not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape))
+    node = op.producer_of(text)
+    if node.op in ops.READS or node.op in ops.REFERENCE_VARIABLES:
+        return True
+    if node.op in NARY:
+        followed = [each for each in node.input if not each.startswith("^")]
+    else:
+        followed = [node.input[0]] if node.op in LINEAR | UNARY | _CUTS else []
+    return any(_has_rows(op, each, axis_from_end) for each in followed)
 
 
 def _size(shape: Shape | None, axis_from_end: int) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from caramel.frontend.attributes import SIZED_ATTRIBUTE
 from caramel.frontend.batch import elementwise, map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
@@ -173,6 +174,8 @@ class Analysis:
             gradient = gradient_by_tensor(self._graph, node.name, self.tensor_gradients[node.name], self.value_of)
             if gradient is not None:
                 return [gradient]
+        if SIZED_ATTRIBUTE in node.attr:
+            return [self._computed(data_texts(node)[0])]
         if node.op == "Const":
             of_rows = self._bodies.row_constants.get((self._function, node.name))
             return [sizes.of_constant(self._constant(node.name)) if of_rows is None else of_rows]

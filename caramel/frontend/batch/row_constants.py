@@ -2,13 +2,13 @@
 
 Where shapes are static, TensorFlow puts the number of examples into a graph as an ordinary constant. A worker's part
 has fewer examples than the batch, so that such a constant is another number there than on one device. Which ones they
-are is seen by tracing the step for another number of examples: they are those that differ.
+are, and what they are there, is seen by tracing the step for the whole batch as well: they are those that differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
@@ -17,13 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from caramel.errors import CaptureError
+from caramel.frontend.attributes import PART_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Independent, Size, Value, of_sizes
 from caramel.frontend.batch.sizes import MAX_ENTRIES
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef
-
-FACTOR = 2
-"""How many times as many examples the second trace has."""
+from caramel.graph.graph import Graph, NodeDef, copied
 
 _POWERS = (1, 2, -1, -2)
 """Powers of the number of examples that are looked for."""
@@ -32,13 +30,14 @@ _DENOMINATOR = 10**6
 """Largest denominator of a coefficient; a constant has it only rounded."""
 
 
-def row_constants(graph: Graph, other: Graph, rows: int) -> Mapping[tuple[str, str], Value]:
+def row_constants(graph: Graph, whole: Graph, rows: int, parts: int) -> Mapping[tuple[str, str], Value]:
     """The abstract values of the constants that follow from the number of examples.
 
     Args:
-        graph: the step, traced for ``rows`` examples.
-        other: the same step, traced for `FACTOR` times as many.
-        rows: number of examples.
+        graph: the step, traced for the examples of a part.
+        whole: the same step, traced for those of all parts.
+        rows: number of examples of a part.
+        parts: number of parts.
 
     Returns:
         The value by (name of the function, name of the node); "" for the graph itself.
@@ -47,17 +46,17 @@ def row_constants(graph: Graph, other: Graph, rows: int) -> Mapping[tuple[str, s
         CaptureError: the traces have other ops, so nothing can be told.
     """
     found: dict[tuple[str, str], Value] = {}
-    libraries = Library(graph), Library(other)
+    libraries = Library(graph), Library(whole)
     seen: set[tuple[str, str]] = set()
-    waiting: list[tuple[str, Iterable[NodeDef], Iterable[NodeDef]]] = [("", graph, other)]
+    waiting: list[tuple[str, Iterable[NodeDef], Iterable[NodeDef]]] = [("", graph, whole)]
     while waiting:
         function, nodes, others = waiting.pop()
         for node, twin in zip_longest(nodes, others):  # in the order in which they were made: names may be counted on
             if node is None or twin is None:
                 raise _other_step((node or twin).name)
-            if twin.op != node.op or _numbers(node) != _numbers(twin):
+            if twin.op != node.op or numbers_of(node) != numbers_of(twin):
                 raise _other_step(node.name)
-            if node.op == "Const" and (value := _value(node, twin, rows)) is not None:
+            if node.op == "Const" and (value := _value(node, twin, rows, parts)) is not None:
                 found[function, node.name] = value
             for pair in zip(_functions(node), _functions(twin), strict=True):
                 if pair not in seen and all(name in library for name, library in zip(pair, libraries)):
@@ -74,7 +73,7 @@ def _other_step(name: str) -> CaptureError:
     )
 
 
-def _numbers(node: NodeDef) -> dict[str, Any]:
+def numbers_of(node: NodeDef) -> dict[str, Any]:
     """The attributes of a node that are numbers; shapes may differ, and names do."""
     return {
         name: (value.i, value.b, value.f, tuple(value.list.i))
@@ -91,22 +90,43 @@ def _functions(node: NodeDef) -> list[str]:
     ]
 
 
-def _value(node: NodeDef, twin: NodeDef, rows: int) -> Value | None:
+def of_part(graph: Graph, whole: Graph, found: Collection[tuple[str, str]]) -> Graph:
+    """The graph in which nodes say that they follow from the number of a part's examples.
+
+    Args:
+        graph: the step, traced for the examples of a part.
+        whole: the same step, traced for those of all parts.
+        found: constants that follow from the number, as in `row_constants`.
+    """
+    library = Library(graph)
+    functions = {function for function, _ in found if function}
+    changed: dict[str, NodeDef] = {}
+    for node, twin in zip(graph, whole, strict=True):
+        if ("", node.name) in found:
+            changed[node.name] = copied(node)
+            changed[node.name].attr[PART_ATTRIBUTE].CopyFrom(twin.attr["value"])
+        elif functions and not functions.isdisjoint(library.all_called(node)):
+            changed[node.name] = copied(node)
+            changed[node.name].attr[PART_ATTRIBUTE].b = True
+    return graph.replaced(changed)
+
+
+def _value(node: NodeDef, twin: NodeDef, rows: int, parts: int) -> Value | None:
     """The abstract value of a constant that differs; None where it does not."""
     first, second = (tf.make_ndarray(each.attr["value"].tensor) for each in (node, twin))
     if first.shape == second.shape and first.dtype == second.dtype and _are_equal(first, second):
         return None
-    if _are_the_same_for_each(first, second, rows):
+    if _are_the_same_for_each(first, second, rows, parts):
         return Examples(0, repeated=True)
     if first.shape != second.shape or first.ndim > 1 or first.size > MAX_ENTRIES or first.dtype.kind not in "iuf":
         return Independent(None)
-    sizes = [_size(float(a), float(b), rows) for a, b in zip(first.ravel(), second.ravel())]
+    sizes = [_size(float(a), float(b), rows, parts) for a, b in zip(first.ravel(), second.ravel())]
     return Independent(None) if None in sizes else of_sizes(tuple(size for size in sizes if size is not None))
 
 
-def _are_the_same_for_each(first: np.ndarray, second: np.ndarray, rows: int) -> bool:
+def _are_the_same_for_each(first: np.ndarray, second: np.ndarray, rows: int, parts: int) -> bool:
     """Whether a constant has the same entries for each example, such as zeros."""
-    if first.ndim == 0 or first.shape[1:] != second.shape[1:] or (len(first), len(second)) != (rows, FACTOR * rows):
+    if first.ndim == 0 or first.shape[1:] != second.shape[1:] or (len(first), len(second)) != (rows, parts * rows):
         return False
     return bool((first == first[:1]).all() and (second == first[:1]).all())
 
@@ -115,12 +135,12 @@ def _are_equal(first: np.ndarray, second: np.ndarray) -> bool:
     return first.tobytes() == second.tobytes() if first.dtype.kind != "O" else bool(np.array_equal(first, second))
 
 
-def _size(first: float, second: float, rows: int) -> Size | None:
+def _size(first: float, second: float, rows: int, parts: int) -> Size | None:
     """A number by two of its values, as a multiple of a power of the number of examples."""
     if first == second:
         return Size(_fraction(first)) if math.isfinite(first) else None
     for power in _POWERS:
-        if first and math.isclose(second, first * FACTOR**power, rel_tol=1e-6):
+        if first and math.isclose(second, first * parts**power, rel_tol=1e-6):
             return Size(_fraction(first * float(rows) ** -power), Fraction(power))
     return None
 

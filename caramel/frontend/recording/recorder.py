@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -96,8 +96,9 @@ class Recorder:
             of the differentiation that calls them.
         trace: number of the capture, for which functions are traced anew.
         gathers: inputs of ops that are to have the examples of all workers.
-        rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
-            as a number, which is to stand for the latter; else None.
+        rows: number of examples of a whole batch, where the program may have it as a number, which is to stand for that
+            of a worker's part, or None; and that of a part. None where the program is traced for any number.
+        asks_for_sizes: whether the program has asked in Python for sizes that are not known.
         made: number of ops of each type that the program has made.
         scopes: names under which the program has made ops, as it has given them.
         renamed: names that stand for some of these.
@@ -112,11 +113,12 @@ class Recorder:
     own_gradient_depth: int = 0
     trace: int = field(default_factory=lambda: next(_numbers))
     gathers: Collection[Gather] = ()
-    rows: tuple[int, int] | None = None
+    rows: tuple[int | None, int] | None = None
+    asks_for_sizes: bool = False
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    _gathered: dict[tuple[int, int | None], tuple[Any, Any]] = field(default_factory=dict)
+    _gathered: dict[tuple[int, int | None, Any], tuple[Any, Any]] = field(default_factory=dict)
     _is_gathering: bool = False
 
     @property
@@ -333,23 +335,25 @@ class Recorder:
     def _with_gathered(self, op_type: str, keywords: dict[str, Any], wanted: Mapping[int, Gather]) -> dict[str, Any]:
         changed = dict(keywords)
         position = 0
-        for argument in op_def_registry.get(op_type).input_arg:
+        arguments = op_def_registry.get(op_type).input_arg
+        for argument in arguments:
             value = changed[argument.name]
+            dtype = _dtype_of(argument, arguments, keywords)
             is_list = bool(argument.number_attr or argument.type_list_attr)  # else a list makes one tensor
             values = list(value) if is_list else [value]
             for number in range(len(values)):
                 if position + number in wanted:
-                    values[number] = self._whole(values[number], wanted[position + number])
+                    values[number] = self._whole(values[number], wanted[position + number], dtype)
             position += len(values)
             changed[argument.name] = values if is_list else values[0]
         return changed
 
-    def _whole(self, tensor: Any, gather: Gather) -> Any:
-        key = id(tensor), gather.axis
+    def _whole(self, tensor: Any, gather: Gather, dtype: Any) -> Any:
+        key = id(tensor), gather.axis, None if tf.is_tensor(tensor) else dtype
         if key not in self._gathered:
-            given = tf.convert_to_tensor(tensor)
+            given = tf.convert_to_tensor(tensor, key[-1])
             if gather.axis is None:
-                whole = total_marks.sized(given)
+                whole = total_marks.sized(given, 0 if self.rows is None else self.rows[1])
             else:
                 whole = total_marks.gathered(given, gather.axis, gather.batches)
             self._gathered[key] = tensor, whole  # the tensor, too: its number is free again once it is gone
@@ -361,6 +365,21 @@ class Recorder:
             marks.CopyFrom(tensor.op.node_def.attr[TARGETS_ATTRIBUTE])
         marks.list.i.extend((self.call, tensor.value_index))
         tensor.op._set_attr(TARGETS_ATTRIBUTE, marks)
+
+
+def _dtype_of(argument: Any, arguments: Iterable[Any], keywords: Mapping[str, Any]) -> Any:
+    """The dtype that an input has which is no tensor yet; None where nothing says it.
+
+    Args:
+        argument: the input in the op's definition.
+        arguments: all inputs in the op's definition.
+        keywords: inputs and attributes by name.
+    """
+    if argument.type:
+        return argument.type
+    alike = [keywords[a.name] for a in arguments if a.type_attr and a.type_attr == argument.type_attr]
+    known = (getattr(value, "dtype", None) for value in (keywords.get(argument.type_attr), *alike))
+    return next((tf.as_dtype(dtype) for dtype in known if dtype is not None), keywords.get(argument.type_attr))
 
 
 def _weighted(tensor: Any, weight: Any) -> Any:

@@ -80,23 +80,35 @@ def gathered(tensor: Any, axis: int, batches: int) -> Any:
     """
     place = attr_value_pb2.AttrValue()
     place.list.i.extend((axis, batches))
-    return _of_all_workers(tensor, "caramel_gathered", GATHERED_ATTRIBUTE, place)
+    shape = None if tensor.shape.rank is None else [None if i == axis else n for i, n in enumerate(tensor.shape)]
+    return _of_all_workers(tensor, "caramel_gathered", GATHERED_ATTRIBUTE, place, shape)
 
 
-def sized(tensor: Any) -> Any:
-    """A marked Identity of what is made of sizes, which stands for that of the sizes of all workers."""
-    whole = tf.identity(tensor, name="caramel_sized")
+def sized(tensor: Any, rows: int) -> Any:
+    """A marked Identity of what is made of sizes, which stands for that of the sizes of all workers.
+
+    Args:
+        tensor: what is made of sizes.
+        rows: number of a part's examples, of which all workers have more; 0 where it is not known.
+    """
+    if rows:  # no static shape is to follow from it; see `carried`
+        shape = [None if rows > 1 and n and n % rows == 0 else n for n in tensor.shape]
+        whole = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape, name="caramel_sized")
+    else:
+        whole = tf.identity(tensor, name="caramel_sized")
     whole.op._set_attr(SIZED_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
     return whole
 
 
-def _of_all_workers(tensor: Any, name: str, attribute: str, value: Any) -> Any:
-    whole = carried(tensor, name, attribute, value)
+def _of_all_workers(
+    tensor: Any, name: str, attribute: str, value: Any, shape: Sequence[int | None] | None = None
+) -> Any:
+    whole = carried(tensor, name, attribute, value, shape)
     whole.op._set_attr(OVER_WORKERS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
     return whole
 
 
-def carried(tensor: Any, name: str, attribute: str, value: Any) -> Any:
+def carried(tensor: Any, name: str, attribute: str, value: Any, shape: Sequence[int | None] | None = None) -> Any:
     """An Identity with an attribute, behind which a tensor is differentiated like the ops that are marked.
 
     Args:
@@ -104,9 +116,14 @@ def carried(tensor: Any, name: str, attribute: str, value: Any) -> Any:
         name: name of the Identity.
         attribute: name of the attribute.
         value: its value.
+        shape: static shape of the result, where it says less than that of the tensor; an Identity would keep that one,
+            so that this is a PlaceholderWithDefault, until `remove_capture_attributes`.
     """
     with record.stop_recording():
-        whole = tf.identity(tensor, name=name)
+        if shape is None or tensor.shape.as_list() == list(shape):
+            whole = tf.identity(tensor, name=name)
+        else:
+            whole = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape, name=name)
     whole.op._set_attr(attribute, value)
     _number(whole.op)
 

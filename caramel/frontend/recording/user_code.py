@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ def in_optimizer() -> bool:
     return any("optimizer" in file for file in files)
 
 
+@functools.cache
 def is_library(filename: str) -> bool:
     """Whether a file belongs to TensorFlow, Keras, this library or the interpreter itself."""
     libraries = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,10 @@ from caramel.errors import CaptureError
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
 from caramel.frontend.recording.recorder import Recorder, is_symbolic, is_tensor, is_variable
-from caramel.frontend.recording.user_code import in_optimizer, user_location
+from caramel.frontend.recording.user_code import in_optimizer, is_library, user_location
+
+_SIZE_READS = ("__getitem__", "__iter__", "as_list", "num_elements")
+"""Methods of `tf.TensorShape` that give sizes."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
@@ -41,7 +45,9 @@ _captures_under_way: list[Recorder] = []
 
 @contextmanager
 def recording(
-    gathers: Collection[Gather] = (), rows: tuple[int, int] | None = None, renamed: Mapping[str, str] | None = None
+    gathers: Collection[Gather] = (),
+    rows: tuple[int | None, int] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Iterator[Recorder]:
     """Watch the program that this thread builds, for as long as the context lasts.
 
@@ -183,8 +189,25 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (array_ops, "batch_gather_nd", batched),
         (array_ops, "_constant_if_small", small_constant),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
+        *((tf.TensorShape, name, _size_read(name)) for name in _SIZE_READS),
     ]
     return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
+
+
+def _size_read(name: str) -> Callable[..., Any]:
+    """A method of static shapes; that the program itself asks for a size that is not known is noted."""
+    original = getattr(tf.TensorShape, name)
+
+    def read(recorder: Recorder, shape: Any, *args: Any) -> Any:
+        value = original(shape, *args)
+        if not recorder.asks_for_sizes and not isinstance(value, int):
+            known = value if isinstance(value, tf.TensorShape) else shape
+            # The caller's caller: between them is what tells threads that capture from others.
+            is_own = not known.is_fully_defined() and not is_library(sys._getframe(2).f_code.co_filename)
+            recorder.asks_for_sizes = is_own
+        return value
+
+    return read
 
 
 def _jacobian(name: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of
@@ -55,7 +55,8 @@ class Locality:
         Args:
             start: names of nodes that differ by themselves; nodes that draw random numbers do, too.
             equal: names of nodes that do not differ, whatever they come from.
-            by_shape: whether a node differs that depends on no more than the shapes of differing values.
+            by_shape: whether a node differs that depends on no more than the shapes of differing values, or on the
+                number of examples in a worker's part.
 
         Returns:
             The names of the nodes.
@@ -67,8 +68,10 @@ class Locality:
             if name in equal or (not by_shape and node.op in SHAPE_OPS) or OVER_WORKERS_ATTRIBUTE in node.attr:
                 continue
             conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.by_node[name])]
-            if name in differing_sources or not differing.isdisjoint(
-                [*(p for p, _ in ops.data_inputs(node)), *conditions]
+            if (
+                name in differing_sources
+                or (by_shape and PART_ATTRIBUTE in node.attr)
+                or not differing.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions])
             ):
                 differing.add(name)
         return differing

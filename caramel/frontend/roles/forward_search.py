@@ -105,8 +105,6 @@ class Search:
             if needs.result:
                 self._add_for_result(needs, reductions, losses)
                 continue
-            if any(looked.is_of_a_part(name, at) for name, at in needs.sizes):
-                return None
             if needs.sizes and self._sized.issuperset(needs.sizes):
                 return None  # that was done, and has not helped: a loop, say, that runs as often as there are examples
             self._sized.update(needs.sizes)
@@ -234,8 +232,7 @@ class Search:
     def _add_size_of_no_loss(self, name: str, position: int, reductions: Reductions, losses: Sequence[str]) -> bool:
         """See `_add_size`. What no loss is made of is not differentiated, so no gradient reads its inputs."""
         forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
-        is_of_a_part = Look(self.raw, reductions).is_of_a_part(name, position)
-        return not is_of_a_part and self._add_size(name, position, reductions, is_plain=name not in forward)
+        return self._add_size(name, position, reductions, is_plain=name not in forward)
 
     def _share(self, gradients: Sequence[str]) -> bool:
         """Make gradients by single examples those of the mean of the whole batch; False if that would not be exact."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE, SIZED_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
     Followed,
@@ -435,25 +435,20 @@ class Look:
                 waiting += [(source.name, number) for number in range(len(data_texts(source)))]
         return list(found)
 
-    def is_of_a_part(self, name: str, position: int) -> bool:
-        """Whether sizes that are to be those of all examples are constants, made when a worker's part was traced.
-
-        Args:
-            name: name of the op that reads them.
-            position: which of its inputs they are.
-        """
-        graph = self.raw.graph
-        behind = graph.ancestors([node_of(data_texts(graph[name])[position])], control=False)
-        return any(function == "" and node in behind for function, node in self.raw.row_constants)
-
     def is_hidden(self, name: str, position: int) -> bool:
-        """Whether an op's own gradient may read one of its inputs, and that can only be told by another trace.
+        """Whether only another trace can tell what else follows from one of an op's inputs, which is made of sizes.
+
+        The op's own gradient may read it; and where it is a constant of a worker's part, shapes may follow from it.
 
         Args:
             name: name of the op.
             position: which of its inputs.
         """
-        return not self.is_its_own(name, position) and name in self.raw.made
+        text = self.raw.graph[name].input[position]
+        if name not in self.raw.made or SIZED_ATTRIBUTE in self.raw.graph[node_of(text)].attr:
+            return False
+        is_of_part = any(PART_ATTRIBUTE in self.raw.graph[each].attr for each in self.behind_sizes(text))
+        return is_of_part or not self.is_its_own(name, position)
 
     def is_its_own(self, name: str, position: int) -> bool:
         """Whether nothing else than an op, and perhaps its gradient, reads one of its inputs.
@@ -471,7 +466,7 @@ class Look:
         graph = self.raw.graph
         return all(
             not ops.is_stateful(graph[name])
-            and graph[name].op not in ops.PLACEHOLDERS
+            and (graph[name].op not in ops.PLACEHOLDERS or SIZED_ATTRIBUTE in graph[name].attr)
             and not ops.functions_of(graph[name])
             for name in self.behind_sizes(text)
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tensorflow.core.framework import attr_value_pb2
 
-from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
+from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Value
 from caramel.frontend.captured import Entry, RawProgram
 from caramel.graph import ops
@@ -99,6 +99,11 @@ def with_size(
             added.append(copied(graph[original], [format_input(copies[source], index) for source, index in texts]))
             added[-1].name = copy
             added[-1].attr.pop("_class", None)
+            if PART_ATTRIBUTE in added[-1].attr:
+                added[-1].attr["value"].CopyFrom(added[-1].attr[PART_ATTRIBUTE])
+                added[-1].attr.pop(PART_ATTRIBUTE)
+                added[-1].attr[OVER_WORKERS_ATTRIBUTE].b = True
+                added[-1].attr[GATHERED_ATTRIBUTE].list.i.extend((0, 1))
             continue
         value = shapes[original]
         added.append(_identity(graph, copy, tensor_name(original), marked=isinstance(value, Examples)))
@@ -108,7 +113,34 @@ def with_size(
     reader = copied(graph[name])
     source, index = parse_input(reader.input[position])
     reader.input[position] = format_input(copies[source], index)
-    return replace(raw, graph=graph.replaced({name: reader}, added), forward_sums=(*raw.forward_sums, *sums))
+    changed = graph.replaced({name: reader}, added)
+    if any(PART_ATTRIBUTE in graph[original].attr for original in nodes):
+        rows = next(i.shape[0] for i in raw.inputs if i.split and i.shape)
+        changed = _with_open_shapes(changed, [*copies.values(), name], rows or 1)
+    return replace(raw, graph=changed, forward_sums=(*raw.forward_sums, *sums))
+
+
+def _with_open_shapes(graph: Graph, names: Sequence[str], rows: int) -> Graph:
+    """The graph in which static shapes do not say what may follow from the number of a part's examples any more.
+
+    Args:
+        graph: nodes, traced for a part of the batch.
+        names: names of nodes that are now those of the whole batch; what follows from them is changed, too.
+        rows: number of examples in a part.
+    """
+    changed: dict[str, NodeDef] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in changed:
+            continue
+        changed[name] = copied(graph[name])
+        for shape in changed[name].attr[SHAPES_ATTRIBUTE].list.shape:
+            for dimension in shape.dim:
+                if dimension.size > 0 and dimension.size % rows == 0:
+                    dimension.size = -1
+        waiting += [reader for reader, _ in graph.consumers[name]]
+    return graph.replaced(changed)
 
 
 def with_share(raw: RawProgram, result: str) -> RawProgram:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caramel.errors import UnsupportedError, listed
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE
 from caramel.frontend.captured import RawVariable
 from caramel.frontend.roles.divergence import random_draws
 from caramel.graph import ops
@@ -187,6 +187,8 @@ def _propagate(
     for name in graph.order:
         node = graph[name]
         origin = f"input {name!r}" if name in split else drawn.get(name)
+        if origin is None and PART_ATTRIBUTE in node.attr:
+            origin = f"{name!r}, the number of examples of a worker"
         mask = 0
         for producer, index in ops.data_inputs(node):
             aggregated = [n for n, g in results.get((producer, index), ()) if not g.consumers or name in g.consumers]

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from caramel.errors import CaptureError
+from caramel.frontend.attributes import PART_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Independent, Size, of_sizes
-from caramel.frontend.batch.row_constants import FACTOR, row_constants
+from caramel.frontend.batch.row_constants import of_part, row_constants
 from caramel.graph.graph import Graph
 
 
@@ -19,8 +20,8 @@ def graph_of(made, rows):
     return Graph(definition.node, definition.library, definition.versions)
 
 
-def found(made, rows=3):
-    return row_constants(graph_of(made, rows), graph_of(made, FACTOR * rows), rows)
+def found(made, rows=3, parts=2):
+    return row_constants(graph_of(made, rows), graph_of(made, parts * rows), rows, parts)
 
 
 def sized(*pairs):
@@ -41,12 +42,29 @@ def sized(*pairs):
         (lambda n: tf.constant(np.eye(n), name="c"), Independent(None)),
     ],
 )
-def test_constants(made, value):
-    assert found(made) == {("", "c"): value}
+@pytest.mark.parametrize("parts", [2, 5])
+def test_constants(made, value, parts):
+    assert found(made, parts=parts) == {("", "c"): value}
 
 
 def test_what_is_the_same_is_the_programs_own():
     assert found(lambda n: tf.constant([3, 6], name="c")) == {}
+
+
+def test_nodes_say_what_they_are_for_the_whole_batch():
+    def made(n):
+        @tf.autograph.experimental.do_not_convert
+        def branch():
+            return tf.constant(float(n))
+
+        tf.constant(n, name="c")
+        tf.cond(tf.compat.v1.placeholder(tf.bool, name="p"), branch, lambda: tf.constant(0.0), name="call")
+
+    part, whole = graph_of(made, 3), graph_of(made, 12)
+    marked = of_part(part, whole, row_constants(part, whole, 3, 4))
+    assert tf.make_ndarray(marked["c"].attr[PART_ATTRIBUTE].tensor) == 12
+    assert [n.name for n in marked if PART_ATTRIBUTE in n.attr] == ["c", "call"]
+    assert marked["c"].attr["value"] == part["c"].attr["value"]
 
 
 def test_constants_in_functions():
