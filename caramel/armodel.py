@@ -195,9 +195,13 @@ class ARModel:
         self.context = context
         began_s = time.perf_counter()
         traced = context.for_workers(options.workers, sharding)
-        self.distributed, self.facts = compile_model(
-            traced, options, as_trace(trace, traced.model_for(options.workers))
-        )
+        found = as_trace(trace, traced.model_for(options.workers))
+        examples = traced.examples_of_batch
+        if found is not None and examples is not None:
+            doubt = found.doubt_of_batch(examples, 1 if sharding == "batches" else options.workers)
+            if doubt is not None:
+                _logger.warning("%s", doubt)
+        self.distributed, self.facts = compile_model(traced, options, found)
         self.model: Model = self.distributed.model
         self.pipeline: Pipeline | None = self.distributed.pipeline
         self.plan: Plan = self.distributed.plan

@@ -118,6 +118,21 @@ class Trace:
             f"its cores otherwise: trace with --workers-on-host {workers_on_host}"
         )
 
+    def doubt_of_batch(self, examples: int, parts: int) -> str | None:
+        """Why its times are not those of a step with so many examples; None where they may be.
+
+        Args:
+            examples: number of examples in a batch.
+            parts: number of workers that share it.
+        """
+        share = -(-examples // parts)
+        if self.examples in (None, share):
+            return None
+        return (
+            f"the trace is of {self.examples} examples on each worker, and here a worker has {share} of {examples}: "
+            "its computation is planned and predicted for the traced ones; trace this number of workers and this batch"
+        )
+
     @property
     def spread(self) -> float:
         """The standard deviation of steps without communication, as a fraction of their mean; 0 if not known."""

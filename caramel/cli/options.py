@@ -411,12 +411,17 @@ def compiled(
     program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any], shows_plan: bool = True
 ) -> tuple[Program, ARModel]:
     """Capture and compile a program file, and print the plan unless no more than results are to be said."""
-    from caramel.frontend.program_file import load_program
+    from caramel.cli.scripts import loaded_program
 
-    loaded = load_program(program)
+    loaded = loaded_program(program, (), workers)
     from caramel.armodel import ARModel
 
     armodel = ARModel(loaded.context, workers, device_list=devices or None, **decisions)
+    if decisions.get("trace") is not None:
+        from caramel.cli.workflows import warn_of_other_batch
+        from caramel.measure.trace_file import load_trace
+
+        warn_of_other_batch(load_trace(decisions["trace"]), loaded, workers)
     if shows_plan and not is_quiet():
         click.echo(armodel.plan.table())
     return loaded, armodel

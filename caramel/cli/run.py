@@ -174,6 +174,8 @@ def run(
             _go_on(session, loaded, directory, results)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
+            if steps == 0:
+                _logger.warning("step %d was made before, so nothing is trained", until_step)
         record = pictures.record(session)
         write_pictures = partial(pictures.write, armodel.plan, armodel.facts, chosen, record)
         prediction = armodel.plan.prediction

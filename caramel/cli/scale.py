@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,8 @@ def scale(
     if as_json:
         print_json({"answers": [as_data(answer) for answer in found], "written": written})
         return
-    click.echo(as_table(found))
+    given = shlex.join([program, *(["--", *arguments] if arguments else [])])
+    click.echo(as_table(found, given, is_batch_given=batch is not None))
     if written:
         click.echo(f"\nwritten: {', '.join(written)}")
 
@@ -185,7 +187,7 @@ def _traces(loaded: Program, files: Sequence[str], workers_on_host: int) -> list
     """The traces of files; without any the program is traced, as its first batch is."""
     from caramel.measure.trace_file import as_trace
 
-    model = loaded.context.model_for(2)
+    model = loaded.context.for_workers(2).model_for(2)
     found = [as_trace(file, model) for file in files]
     if not found:
         from caramel.cli.workflows import traced_program

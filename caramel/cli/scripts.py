@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -67,6 +68,38 @@ def check_program(program: str, arguments: Sequence[str]) -> None:
     file = program if is_script(program) else program.rpartition(":")[0]
     if file and not Path(file).is_file():
         raise ProgramError(f"there is no {'script' if is_script(program) else 'program file'} {file!r}")
+
+
+@contextmanager
+def refusing_fit(program: str) -> Iterator[None]:
+    """Let no program file train a Keras model in this process while it is loaded: that is what a script does.
+
+    Args:
+        program: ``FILE.py:ENTRY``.
+
+    Raises:
+        ProgramError: a model's ``fit`` is called.
+    """
+    file, _, entry = program.rpartition(":")
+    if not Path(file).is_file() or "keras" not in Path(file).read_text(errors="ignore"):  # it takes a while to load
+        yield
+        return
+    import keras
+
+    original = keras.Model.fit
+
+    def fit(*_: Any, **__: Any) -> NoReturn:
+        raise ProgramError(
+            f"{program} calls fit, which would train in this process alone: name the file without an entry ({file}) if "
+            f"it calls {entry}() under if __name__ == '__main__':, or let {entry} return a step; "
+            "docs/how-to/program-files.md has examples"
+        )
+
+    keras.Model.fit = fit
+    try:
+        yield
+    finally:
+        keras.Model.fit = original
 
 
 def next_command(
@@ -141,7 +174,8 @@ def loaded_program(program: str, arguments: Sequence[str], workers: int) -> Prog
         return program_of_script(program, arguments, workers, {})
     from caramel.frontend.program_file import load_program
 
-    return load_program(program)
+    with refusing_fit(program):
+        return load_program(program)
 
 
 def options_of_fit(devices: Sequence[str], decisions: Mapping[str, Any]) -> dict[str, Any]:

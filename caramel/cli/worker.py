@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from caramel.cli.options import reporting_errors
@@ -71,6 +73,11 @@ def worker(
     network that only you can reach.
     """
     refuse_two_descriptions(cluster is not None, hosts)
+    if cluster is None and hosts is None and not os.environ.get("TF_CONFIG"):
+        raise click.UsageError(
+            "say which servers there are and which one this is: --cluster HOST:PORT,HOST:PORT,... --task N, or --hosts "
+            "FILE. (TF_CONFIG is not set, in which orchestrators say both)"
+        )
     membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task, with_ps)
     serve(membership, devices, threads, exit_with_driver, exit_with_input, as_json)
 

@@ -17,6 +17,8 @@ from caramel.measure.trace_file import as_trace
 from caramel.model import Model
 from caramel.netmodel.file import as_network
 from caramel.plan import Plan
+from caramel.runtime.feeds import bound_arrays
+from caramel.signature import Feed
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ def planned(
     trace = as_trace(options.pop("trace"), loaded.context.for_workers(workers).model_for(workers))
     if trace is not None:
         _warn_of_other_hosts(trace, options.get("network"))
+        warn_of_other_batch(trace, loaded, workers)
     if trace is None and options["sync_every"] is None:  # else nothing is sent beside computation
         trace = traced_program(loaded, workers_on_host, workers)
     if analyzers is None:
@@ -80,6 +83,23 @@ def _warn_of_other_hosts(trace: Trace, network: Any) -> None:
     """Warn where a trace is of workers that shared a host, and a network that was given by hand has a host for each."""
     found = as_network(network)
     doubt = None if found is None or found.given is None else trace.doubt(found.workers_on_host)
+    if doubt is not None:
+        _logger.warning("%s", doubt)
+
+
+def warn_of_other_batch(trace: Trace, loaded: Program, workers: int) -> None:
+    """Warn where a trace is of another number of examples than the batches have that this process feeds."""
+    if (
+        loaded.on_workers
+        or loaded.context.examples_of_batch is not None
+        or not (callable(loaded.data) or isinstance(loaded.data, Sequence))
+    ):
+        return  # `ARModel` sees the number itself, or batches cannot be read twice
+    model = loaded.context.for_workers(workers).model_for(workers)
+    feeds = [Feed(i.name, i.dtype, i.shape, i.split, i.optional, ()) for i in model.inputs]
+    arrays = bound_arrays(feeds, loaded.first_batch(), {}, model.unused_inputs, model.input_order)
+    counts = {len(arrays[feed.name]) for feed in feeds if feed.split and feed.name in arrays}
+    doubt = trace.doubt_of_batch(counts.pop(), workers) if len(counts) == 1 else None
     if doubt is not None:
         _logger.warning("%s", doubt)
 

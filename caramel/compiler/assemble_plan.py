@@ -264,4 +264,4 @@ def _extrapolation_notes(network: NetworkModel, transfers: Sequence[Transfer], w
     if not beyond:
         return []
     which = "transfer" if len(beyond) == 1 else f"{len(beyond)} transfers:"
-    return [f"network: extrapolated beyond what was measured: {which} {listed(beyond, 3)}"]
+    return [f"network: extrapolated outside what was measured: {which} {listed(beyond, 3)}"]

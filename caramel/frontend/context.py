@@ -365,7 +365,10 @@ class Context:
     def _model_alone(self) -> Model:
         if "model" in vars(self):  # worked out already
             return self.model
-        return self._with_data(assemble_alone(self._raw))
+        try:
+            return self._with_data(assemble_alone(self._raw))
+        except GatherNeeded as needed:
+            raise needed.refusal from None
 
     def _with_data(self, model: Model) -> Model:
         if self.graph is None or self.given is None or self._raw.given is not None:
@@ -495,6 +498,11 @@ class Context:
             )
         self._asks_for_sizes = recorder.asks_for_sizes
         return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
+
+    @property
+    def examples_of_batch(self) -> int | None:
+        """The number of examples in every batch, of all workers together; None where it is not fixed."""
+        return self._inputs.examples if self.graph is None else None
 
     @cached_property
     def _inputs(self) -> StepInputs:

@@ -126,6 +126,8 @@ def fit(
         InputError: the model is not compiled or not as said, an argument does not fit, a file cannot be written, or the
             dataset is empty.
         CaptureError: the model's training step cannot be captured or replicated.
+        StepError: a step fails.
+        ClusterError: the servers cannot be reached, one of them ends, or a step takes longer than ``step_timeout_s``.
         DataError: the dataset fails.
         KeyboardInterrupt: SIGINT came. The step that ran then was the last one, and the model has its values; a second
             one ends it at once, and the model has those of the last epoch.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
 from caramel.scaling.answers import NOT_TRACED, Answer
 from caramel.util.tables import aligned
 from caramel.util.units import format_number, format_time
 
-_ADVICE = f"{NOT_TRACED}: say what a worker has with --batch-per-worker, or trace other batches and give each --trace"
-"""What to do about batches that no trace tells of."""
+_SPEED_UP = "speed-up: of the examples a second, over one worker by itself with as many examples as each has here"
 
 _HEAD = (
     "workers",
@@ -35,16 +35,42 @@ def as_data(answer: Answer) -> dict[str, Any]:
     return {**asdict(answer), **{name: getattr(answer, name) for name in derived}}
 
 
-def as_table(answers: Sequence[Answer]) -> str:
+def as_table(answers: Sequence[Answer], program: str = "PROGRAM", is_batch_given: bool = True) -> str:
     """A line for each answer, with the best policy of each number of workers and network marked.
+
+    Where no policy has an answer, for one reason, that is one line.
 
     Args:
         answers: at least one.
+        program: the program, as commands name it.
+        is_batch_given: whether the question says how many examples a step or a worker has.
     """
     best = winners(answers)
-    rows = [_HEAD, *(_row(answer, answer in best) for answer in answers)]
-    table = aligned(rows, right={0, 3, 4, 6, 7, 8}, rule=True)
-    return f"{table}\n\n{_ADVICE}" if any(answer.refused == NOT_TRACED for answer in answers) else table
+    groups = groupby(answers, lambda answer: (answer.workers, answer.link))
+    rows = [_row(answer, answer in best) for _, group in groups for answer in _told_once(list(group))]
+    lines = [aligned([_HEAD, *rows], right={0, 3, 4, 6, 7, 8}, rule=True), ""]
+    told = next((answer for answer in answers if answer.step_s is not None), None)
+    if told is not None:
+        lines.append(_SPEED_UP)
+    if told is not None and told.examples is not None and not is_batch_given:
+        lines.append(
+            f"each worker has the {told.examples} examples that were traced, so a step of more workers has more: "
+            "--global-batch B keeps the batch, --batch-per-worker b says another share"
+        )
+    if untraced := sorted({a.examples for a in answers if a.refused == NOT_TRACED and a.examples is not None}):
+        lines.append(
+            f"{NOT_TRACED}: trace such shares on one host and give each file with --trace (caramel trace {program} "
+            f"--examples {','.join(map(str, untraced))} --out T.json; where workers read a dataset, --workers N "
+            "--workers-on-host 1 for each N), or say what a worker has with --batch-per-worker"
+        )
+    return "\n".join(lines).rstrip()
+
+
+def _told_once(answers: Sequence[Answer]) -> Sequence[Answer]:
+    """The answers of one number of workers on one network; one of them where all are refused for one reason."""
+    reasons = {answer.refused for answer in answers}
+    is_refused = len(reasons) == 1 and all(answer.step_s is None for answer in answers)
+    return [replace(answers[0], policy="any")] if is_refused and len(answers) > 1 else answers
 
 
 def winners(answers: Sequence[Answer]) -> list[Answer]:

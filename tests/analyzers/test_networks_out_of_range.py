@@ -50,7 +50,7 @@ def test_sizes_that_were_not_measured_are_marked(sizes):
     plan = planned(network(sizes))
     assert plan.prediction is not None
     assert extrapolated(plan) == [
-        "network: extrapolated beyond what was measured: 2 transfers: "
+        "network: extrapolated outside what was measured: 2 transfers: "
         f"0 (ring at depth 1, {BYTES:,} bytes), 1 (ring at depth 1, {BYTES:,} bytes)"
     ]
 

@@ -2,6 +2,7 @@
 
 import os
 
+import keras
 import pytest
 from click.testing import CliRunner
 
@@ -210,7 +211,8 @@ def test_tf_config(call, monkeypatch, verb, text, words):
 @pytest.mark.parametrize(
     "arguments, text, words, code",
     [
-        ([], None, ["TF_CONFIG is not set"], 1),
+        ([], None, ["TF_CONFIG is not set", "--cluster HOST:PORT,HOST:PORT,... --task N", "--hosts FILE"], 2),
+        (["--cluster", "tf-config"], None, ["TF_CONFIG is not set", "host0:2222"], 1),
         ([], "[1", ["TF_CONFIG is no JSON"], 1),
         ([], ONE.partition(', "task"')[0] + "}", ["no 'task'", "--cluster and --task"], 2),
         (["--task", 0], ONE, ["--task", "--cluster HOST:PORT"], 2),
@@ -225,6 +227,35 @@ def test_a_worker_that_cannot_be_started(call, monkeypatch, arguments, text, wor
     if text is not None:
         monkeypatch.setenv("TF_CONFIG", text)
     check(call("worker", *arguments), *words, code=code)
+
+
+FITS = """
+    import keras
+    import numpy as np
+
+    def main():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), callbacks=[keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: print("training"))])
+"""
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_an_entry_that_trains_by_itself(call, write, verb):
+    fit = keras.Model.fit
+    result = call(verb, f"{write(FITS)}:main", "--workers", 2)
+    check(result, "calls fit", "without an entry", "__name__ == '__main__'")
+    assert "training" not in result.output and keras.Model.fit is fit
+
+
+def test_steps_that_were_made_before(call, write, tmp_path):
+    program = f"{write(STEP)}:build"
+    asked = ("run", program, "--workers", 2, "--checkpoint", tmp_path / "saved", "--until-step", 1)
+    first, second = call(*asked), call(*asked)
+    assert first.exit_code == second.exit_code == 0
+    assert "nothing is trained" not in first.output
+    assert "step 1 was made before, so nothing is trained" in second.stderr
 
 
 def test_a_checkpoint_directory_that_is_a_file(call, write, tmp_path):

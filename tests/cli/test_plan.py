@@ -286,7 +286,7 @@ def test_workers_that_were_not_measured_are_predicted(call, place, tmp_path):
     times_s = [cost.time_s("ring", 32, 1, 4 * n) for n in (100 * 300, 300, 300 * 200, 200, 200 * 10, 10)]
     assert json.loads(done.stdout)["communication_s"] == pytest.approx(sum(times_s), rel=1e-3)
     done = call("plan", *given, network=False)  # 4 are between those that were measured
-    assert done.exit_code == 0 and "network: extrapolated beyond what was measured: 6 transfers" in done.stdout
+    assert done.exit_code == 0 and "network: extrapolated outside what was measured: 6 transfers" in done.stdout
 
 
 @pytest.mark.parametrize(
