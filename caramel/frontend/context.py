@@ -22,14 +22,14 @@ from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.batch.row_constants import of_part, row_constants
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import Gather, RawProgram
-from caramel.frontend.programs.asked_sizes import check_is_the_same
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.programs.function_program import capture_evaluation, capture_step
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
-from caramel.frontend.programs.step_inputs import StepInputs, inputs_of
+from caramel.frontend.programs.step_inputs import StepInputs, inputs_of, refusal_of_parts
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
+from caramel.frontend.recording.own_ops import check_is_the_same
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.watching import recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
@@ -196,6 +196,7 @@ class Context:
         self._rows = rows
         self._workers = workers
         self._asks_for_sizes = False
+        self._own_ops: list[Any] = []
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
@@ -329,20 +330,9 @@ class Context:
                 except CaptureError as refused:
                     # What a step lacks without a number of examples is no reason where it may have one.
                     refusal = refused if refusal.may_pass_later else refusal
-            raise self._of_parts(refusal, parts) from error.__cause__
+            examples = self._inputs.examples if callable(self._program) else None
+            raise refusal_of_parts(refusal, examples, parts) from error.__cause__
         return self
-
-    def _of_parts(self, refusal: CaptureError, parts: int) -> CaptureError:
-        """A refusal, and that a batch does not divide where that is why the step has no number of examples."""
-        examples = self._inputs.examples if refusal.may_pass_later and callable(self._program) else None
-        if examples is None or examples % parts == 0:
-            return refusal
-        refused = CaptureError(
-            f"the {examples} examples of a batch do not divide between {parts} workers, and for any number of them "
-            f"{refusal}"
-        )
-        refused.may_pass_later = True
-        return refused
 
     def _for_rows(self, workers: int, parts: int, has_numbers: bool) -> Context | None:
         """A context of the same step for one of so many parts of a batch; None where that has no fixed size.
@@ -437,7 +427,7 @@ class Context:
         if self._rows is not None and self._workers > 1:
             raw = self._with_row_constants(*self._rows)
         if self._rows is None and self._asks_for_sizes and self._inputs.is_in_shapes:
-            raw = self._checked(raw)
+            raw = self._checked()
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
         if self.given is not None:
@@ -449,7 +439,7 @@ class Context:
         # What trains nothing aggregates nothing: gradients are values like any others.
         return raw if trains else replace(raw, gradients=(), trains=False)
 
-    def _checked(self, raw: RawProgram) -> RawProgram:
+    def _checked(self) -> RawProgram:
         """A step that is traced for any number of examples, if it is the same as for the number that batches have.
 
         Raises:
@@ -457,8 +447,9 @@ class Context:
         """
         examples = self._inputs.examples
         assert examples is not None
-        fixed, _ = self._captured_step((None, examples))
-        check_is_the_same(raw.graph, fixed.graph, examples)
+        opened = self._own_ops
+        self._captured_step(open_size=examples)
+        check_is_the_same(opened, self._own_ops, examples)
         return self._captured_step()[0]  # the last trace, as who watches the step keeps what that has made
 
     def _with_row_constants(self, batch: int | None, rows: int) -> RawProgram:
@@ -467,20 +458,29 @@ class Context:
         Raises:
             CaptureError: the step has other ops for another number of examples.
         """
-        whole, _ = self._captured_step((batch, self._workers * rows))
+        examples = self._workers * rows
+        factor = self._workers
+        if batch is not None:  # no size of the other trace is to be taken for that of a batch
+            factor = 2 if 2 * rows != batch else 3
+        other, _ = self._captured_step((batch, factor * rows))
         raw, _ = self._captured_step()  # the last trace, as who watches the step keeps what that has made
-        found = row_constants(raw.graph, whole.graph, rows, self._workers)
-        return replace(raw, graph=of_part(raw.graph, whole.graph, found), row_constants=found)
+        found = row_constants(raw.graph, other.graph, rows, factor)
+        whole = other.graph if batch is None else None
+        return replace(raw, graph=of_part(raw.graph, found, examples, whole), row_constants=found)
 
-    def _captured_step(self, rows: tuple[int | None, int] | None = None) -> tuple[RawProgram, set[str]]:
+    def _captured_step(
+        self, rows: tuple[int | None, int] | None = None, open_size: int | None = None
+    ) -> tuple[RawProgram, set[str]]:
         """The step as it is traced, and the names that it uses.
 
         Args:
             rows: see `caramel.frontend.recording.recorder.Recorder`; None for those of this context.
+            open_size: see there.
         """
         rows = rows or self._rows
         specs = self._inputs.specs if rows is None else self._inputs.with_rows(rows[1])
-        with recording(self._gathers, rows, self._renamed) as recorder:
+        own_ops: list[Any] | None = [] if rows is None and self._inputs.is_in_shapes else None
+        with recording(self._gathers, rows, self._renamed, open_size, own_ops) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(
                     "a training step is captured with the values that its variables have, and TensorFlow does not run "
@@ -496,7 +496,7 @@ class Context:
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
             )
-        self._asks_for_sizes = recorder.asks_for_sizes
+        self._asks_for_sizes, self._own_ops = recorder.asks_for_sizes, own_ops or []
         return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
 
     @property

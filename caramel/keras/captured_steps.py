@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import keras
 from caramel.errors import CaptureError, InputError
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.context import Context
+from caramel.frontend.programs.step_inputs import refusal_of_parts
 from caramel.keras.building import after_building
 from caramel.keras.given_data import GivenData
 from caramel.keras.metrics import DistributedMetrics
@@ -60,7 +62,8 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
 
     ways = data.capture_arguments(workers, options.get("sharding"))
     whole = data.examples_in_batches
-    return after_building(model, data.element_spec, "train_step", lambda: _first_of(captured, ways), whole)
+    made = partial(_first_of, captured, ways, whole, workers)
+    return after_building(model, data.element_spec, "train_step", made, whole)
 
 
 def captured_forward(
@@ -88,7 +91,8 @@ def captured_forward(
 
     ways = data.capture_arguments(workers, options.get("sharding"))
     whole = data.examples_in_batches
-    return after_building(model, data.element_spec, method, lambda: _first_of(captured, ways), whole)
+    made = partial(_first_of, captured, ways, whole, workers)
+    return after_building(model, data.element_spec, method, made, whole)
 
 
 def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], workers: int, **options: Any) -> Context:
@@ -98,7 +102,12 @@ def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], worke
     return Context(step, arguments.get("inputs"), captured, rows=arguments.get("rows"), workers=workers)
 
 
-def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Sequence[Mapping[str, Any]]) -> CapturedStep:
+def _first_of(
+    captured: Callable[[Mapping[str, Any]], CapturedStep],
+    ways: Sequence[Mapping[str, Any]],
+    examples: int | None,
+    workers: int,
+) -> CapturedStep:
     """The step as it can be captured in the first of several ways; if it can be in none, why.
 
     That is what the analysis says of a step that could be traced, rather than why one could not be.
@@ -109,7 +118,10 @@ def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Seque
             return captured(arguments)
         except CaptureError as error:
             errors.append(error)
-    raise next((error for error in errors if error.wants_reduction), errors[0])
+    # What a step lacks without a number of examples is no reason where it may have one.
+    told = [error for error in errors if not error.may_pass_later] or errors
+    refusal = next((error for error in errors if error.wants_reduction), told[0])
+    raise refusal if len(ways) > 1 else refusal_of_parts(refusal, examples, workers)
 
 
 def _captured(

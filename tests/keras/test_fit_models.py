@@ -1,5 +1,7 @@
 """Models and data of many kinds in `caramel.fit`, against Keras' own fit on one device."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -126,6 +128,9 @@ NUMBERED = {
 }
 """Losses that have the number of examples in them; on a worker it is another one."""
 
+REFUSED = ("times each example", "as a number of Python", "a line over them")
+"""Those of them in which it is beside single examples, which several workers do not handle."""
+
 
 class OfAFixedBatch(keras.Model):
     """A step that needs to know the number of examples when it is traced."""
@@ -165,15 +170,18 @@ def test_losses_that_count_a_fixed_batch(name):
     np.testing.assert_allclose(others[0], weights[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", mostly_in_soak(list(NUMBERED), "times each example", "its root below a sum"))
-def test_a_workers_part_of_a_fixed_batch_is_not_taken_for_the_batch(name):
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("name", mostly_in_soak(list(NUMBERED), "its logarithm beside a mean", "times each example"))
+def test_a_workers_part_of_a_fixed_batch_is_not_taken_for_the_batch(name, workers):
     """Traced for a worker's three examples, twelve of them are nowhere in the step, and nothing else would tell."""
     want, weights = of_a_fixed_batch(NUMBERED[name], lambda m, d: m.fit(d, verbose=0))
-    got, others = of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=1, verbose=0))
+    is_refused = workers > 1 and name in REFUSED
+    with pytest.raises(caramel.CaptureError) if is_refused else nullcontext():
+        got, others = of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=workers, verbose=0))
+    if is_refused:
+        return
     np.testing.assert_allclose(got, want, rtol=1e-5)
     np.testing.assert_allclose(others[0], weights[0], rtol=1e-4, atol=1e-6)
-    with pytest.raises(caramel.CaptureError):
-        of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=4, verbose=0))
 
 
 def one_by_one(p, y):

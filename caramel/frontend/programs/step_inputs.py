@@ -19,8 +19,9 @@ from caramel.data.components import (
     is_dataset,
 )
 from caramel.data.dataset import TrainingData
+from caramel.errors import CaptureError
 
-__all__ = ["StepInputs", "inputs_of"]
+__all__ = ["StepInputs", "inputs_of", "refusal_of_parts"]
 
 
 @dataclass(frozen=True)
@@ -118,3 +119,24 @@ def _with_rows(specs: Sequence[Any], is_divided: Sequence[bool], rows: int | Non
         for spec, divided in zip(tf.nest.flatten(specs), is_divided, strict=True)
     ]
     return tf.nest.pack_sequence_as(specs, changed)  # type: ignore[no-any-return]
+
+
+def refusal_of_parts(refusal: CaptureError, examples: int | None, parts: int) -> CaptureError:
+    """A refusal of a step that cannot be traced for any number of examples, and why it is not for that of a part.
+
+    Args:
+        refusal: of the step.
+        examples: number of examples in a batch; None if that is not fixed.
+        parts: number of parts of a batch.
+
+    Returns:
+        The refusal itself where a part has a number of examples.
+    """
+    if examples is None or not refusal.may_pass_later or examples % parts == 0:
+        return refusal
+    refused = CaptureError(
+        f"the {examples} examples of a batch do not divide between {parts} workers, and with any number of them "
+        f"{refusal}"
+    )
+    refused.may_pass_later = True
+    return refused

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,6 +37,7 @@ from caramel.frontend.attributes import (
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
 from caramel.frontend.recording.automatic_names import renamed_scope
+from caramel.frontend.recording.own_ops import is_own
 from caramel.frontend.recording.user_code import user_location
 from caramel.graph import ops
 
@@ -99,6 +101,9 @@ class Recorder:
         rows: number of examples of a whole batch, where the program may have it as a number, which is to stand for that
             of a worker's part, or None; and that of a part. None where the program is traced for any number.
         asks_for_sizes: whether the program has asked in Python for sizes that are not known.
+        open_size: what such a size is said to be; None for nothing.
+        own_ops: the ops that the program's own code makes, gradients apart, as they are made; None where nobody asks.
+        is_differentiating: whether a gradient is made at this moment.
         made: number of ops of each type that the program has made.
         scopes: names under which the program has made ops, as it has given them.
         renamed: names that stand for some of these.
@@ -115,10 +120,13 @@ class Recorder:
     gathers: Collection[Gather] = ()
     rows: tuple[int | None, int] | None = None
     asks_for_sizes: bool = False
+    open_size: int | None = None
+    own_ops: list[Any] | None = None
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
     renamed: Mapping[str, str] = field(default_factory=dict)
     _gathered: dict[tuple[int, int | None, Any], tuple[Any, Any]] = field(default_factory=dict)
+    is_differentiating: bool = False
     _is_gathering: bool = False
 
     @property
@@ -231,6 +239,15 @@ class Recorder:
         self.scopes.add(name)
         return renamed_scope(name, self.renamed)
 
+    @contextmanager
+    def differentiation(self) -> Iterator[None]:
+        """While gradients are made, which are no ops of the program's own code."""
+        before, self.is_differentiating = self.is_differentiating, True
+        try:
+            yield
+        finally:
+            self.is_differentiating = before
+
     def made_with(self, make: Callable[..., Any], op_type: str, keywords: dict[str, Any]) -> Any:
         """Make an op of the program, some inputs of which are to be those of all workers.
 
@@ -253,6 +270,8 @@ class Recorder:
                 self._is_gathering = False
         result = make(op_type, **keywords)
         op = result[2]
+        if self.own_ops is not None and not self.is_differentiating and is_own():
+            self.own_ops.append(op)
         op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))
         if not self.custom_depth:
             total_marks.mark(op)

@@ -48,6 +48,8 @@ def recording(
     gathers: Collection[Gather] = (),
     rows: tuple[int | None, int] | None = None,
     renamed: Mapping[str, str] | None = None,
+    open_size: int | None = None,
+    own_ops: list[Any] | None = None,
 ) -> Iterator[Recorder]:
     """Watch the program that this thread builds, for as long as the context lasts.
 
@@ -55,13 +57,15 @@ def recording(
         gathers: inputs of ops of the program that are to have the examples of all workers.
         rows: see `Recorder`.
         renamed: names that stand for others that the program gives to scopes.
+        open_size: see `Recorder`.
+        own_ops: see `Recorder`.
 
     Raises:
         CaptureError: another capture of this thread is under way, or the program runs a Session meanwhile.
     """
     if getattr(_active, "recorder", None) is not None:
         raise CaptureError("a capture is already under way in this thread: finish it first; captures do not nest")
-    recorder = Recorder(gathers=gathers, rows=rows, renamed=renamed or {})
+    recorder = Recorder(gathers=gathers, rows=rows, renamed=renamed or {}, open_size=open_size, own_ops=own_ops)
     with _patching:
         if not _captures_under_way:
             for owner, name, replacement in _replacements():
@@ -107,14 +111,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        results = original_helper(ys, xs, *args, **kwargs)
+        with recorder.differentiation():
+            results = original_helper(ys, xs, *args, **kwargs)
         if kwargs.get("src_graph") is not None:
             return results  # TensorFlow's own, for a function, branch or loop
         weights = args[0] if args else kwargs.get("grad_ys")
         return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, weights)
 
     def gradient(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        results = original_tape(tape, target, sources, *args, **kwargs)
+        with recorder.differentiation():
+            results = original_tape(tape, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=False)
         weights = args[0] if args else kwargs.get("output_gradients")
         marked = recorder.mark(target, tf.nest.flatten(sources), flat, weights)
@@ -200,12 +206,16 @@ def _size_read(name: str) -> Callable[..., Any]:
 
     def read(recorder: Recorder, shape: Any, *args: Any) -> Any:
         value = original(shape, *args)
-        if not recorder.asks_for_sizes and not isinstance(value, int):
-            known = value if isinstance(value, tf.TensorShape) else shape
-            # The caller's caller: between them is what tells threads that capture from others.
-            is_own = not known.is_fully_defined() and not is_library(sys._getframe(2).f_code.co_filename)
-            recorder.asks_for_sizes = is_own
-        return value
+        if isinstance(value, int) or (recorder.asks_for_sizes and recorder.open_size is None):
+            return value
+        known = value if isinstance(value, tf.TensorShape) else shape
+        # The caller's caller: between them is what tells threads that capture from others.
+        if known.is_fully_defined() or is_library(sys._getframe(2).f_code.co_filename):
+            return value
+        recorder.asks_for_sizes = True
+        if recorder.open_size is None or shape.rank is None:
+            return value
+        return original(tf.TensorShape([recorder.open_size if n is None else n for n in shape._dims]), *args)
 
     return read
 
