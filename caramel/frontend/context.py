@@ -426,7 +426,7 @@ class Context:
             raw, _ = self._captured_step()
         if self._rows is not None and self._workers > 1:
             raw = self._with_row_constants(*self._rows)
-        if self._rows is None and self._asks_for_sizes and self._inputs.is_in_shapes:
+        if self._rows is None and self._asks_for_sizes and self._inputs.examples is not None:
             raw = self._checked()
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
@@ -479,7 +479,7 @@ class Context:
         """
         rows = rows or self._rows
         specs = self._inputs.specs if rows is None else self._inputs.with_rows(rows[1])
-        own_ops: list[Any] | None = [] if rows is None and self._inputs.is_in_shapes else None
+        own_ops: list[Any] | None = [] if rows is None and self._inputs.examples is not None else None
         with recording(self._gathers, rows, self._renamed, open_size, own_ops) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(

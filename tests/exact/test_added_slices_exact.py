@@ -189,7 +189,8 @@ def test_plans_count_what_is_left():
         context = caramel.capture(program.step, program.specs)
         trace = traced(make, (rows, y))
         for deterministic in (False, True):
-            options = {"trace": trace, "network": NETWORK, "deterministic": deterministic}
+            # A divided table sends less, and whether that is shorter is a question of the measured times.
+            options = {"trace": trace, "network": NETWORK, "deterministic": deterministic, "shard_embeddings": False}
             (found,) = caramel.ARModel(context, 2, **options).facts[caramel.facts.Boundaries].gradients
             sizes[name, deterministic] = found.size_bytes / (3 * 8 + 4)
     left = {("one", False): 1, ("many", False): 11, ("one", True): 80, ("many", True): 80}

@@ -46,14 +46,24 @@ def rank_of_its_own(z, y):
     return tf.reduce_mean(tf.cast(order == tf.range(tf.shape(z)[0]), z.dtype))
 
 
-LOSSES = {f.__name__: f for f in (contrast, hardest, of_classes, rank_of_its_own)}
+def different_classes(z, y):
+    return tf.cast(tf.size(tf.unique(y)[0]), z.dtype)
+
+
+def largest_of_classes(z, y):
+    return tf.reduce_sum(tf.math.unsorted_segment_max(z, y, 3))
+
+
+LOSSES = {
+    f.__name__: f for f in (contrast, hardest, of_classes, rank_of_its_own, different_classes, largest_of_classes)
+}
 
 
 class Compares(keras.Model):
     def __init__(self, loss_of):
         super().__init__()
         self.embed, self.loss_of = keras.layers.Dense(4, "tanh"), loss_of
-        self.mean = keras.metrics.Mean(name="mean")
+        self.mean, self.classes = keras.metrics.Mean(name="mean"), keras.metrics.Mean(name="classes")
 
     def call(self, x):
         return self.embed(x)
@@ -62,7 +72,8 @@ class Compares(keras.Model):
         x, y = data
         loss = self.loss_of(self(x), y)
         self.mean.update_state(loss)
-        return {"mean": self.mean.result(), "last": loss}
+        self.classes.update_state(tf.unique(y)[0])
+        return {"mean": self.mean.result(), "last": loss, "classes": self.classes.result()}
 
     def predict_step(self, x):
         z = self(x)

@@ -96,6 +96,23 @@ def _arg_reduction(op: Op) -> Value:
     return replace(value, axis=value.axis - (axis < value.axis), power=Fraction(0))
 
 
+_COMPARISONS = (
+    *("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "ListDiff"),
+    *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"),
+    *("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"),
+    *("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5"),
+)
+"""Ops that look at all rows of their inputs together."""
+
+
+def _comparison(op: Op) -> Value:
+    """What follows from all rows together, such as the different ones among them."""
+    rows = [value for value in op.inputs if not is_invariant(value)]
+    if all(isinstance(value, Examples) and value.axis == 0 for value in rows):
+        return op.unknown("compares the examples with each other")
+    return op.unknown("is not linear in a mean or sum over the batch")
+
+
 def _segment_sum(op: Op) -> Value:
     """Examples, or the same for each of them, added up by segments that each example chooses."""
     data, segments, count = op.inputs
@@ -223,6 +240,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), _reduction),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduction),
     "L2Loss": _l2_loss,
+    **dict.fromkeys(_COMPARISONS, _comparison),
     "UnsortedSegmentSum": _segment_sum,
     "ScatterNd": _scattered,
     "HistogramFixedWidth": _histogram,

@@ -33,14 +33,12 @@ class StepInputs:
             where nothing says what the step takes.
         is_divided: for each spec, flattened, whether its first axis is that of the examples.
         examples: number of examples in every batch, of all workers together; None where it is not fixed.
-        is_in_shapes: whether shapes say that number, so that a step of one device sees it.
         by_name: whether the components of a dataset are bound to the arguments by their names.
     """
 
     specs: Sequence[Any] | None
     is_divided: tuple[bool, ...] = ()
     examples: int | None = None
-    is_in_shapes: bool = False
     by_name: bool = False
 
     def with_rows(self, rows: int | None) -> list[Any]:
@@ -71,8 +69,9 @@ def inputs_of(
         InputError: the dataset's elements do not fit the specs.
         UnsupportedError: a component of the dataset is no dense tensor.
     """
-    in_shapes = examples_in_batches(data.element_spec) if is_dataset(data) else None
-    in_data = in_shapes or getattr(data, EXAMPLES_ATTRIBUTE, None)
+    in_data = None
+    if is_dataset(data):
+        in_data = examples_in_batches(data.element_spec) or getattr(data, EXAMPLES_ATTRIBUTE, None)
     specs = specs if specs is not None else getattr(function, "input_signature", None)
     if specs is None:
         if given is None:
@@ -80,7 +79,7 @@ def inputs_of(
         components_of(given.element_spec)  # refuses what is no dense tensor
         arguments = arguments_of(given.element_spec)
         is_divided = tuple(_has_axis(s) for s in tf.nest.flatten(arguments))
-        return StepInputs(arguments, is_divided, in_data, in_shapes is not None)
+        return StepInputs(arguments, is_divided, in_data)
     own = [specs] if isinstance(specs, (tf.TensorSpec, Mapping)) else list(specs)
     by_name = given is not None and not are_arguments(own, given.element_spec)
     is_divided = _divided(function, own, replicated)
@@ -90,7 +89,7 @@ def inputs_of(
     if given is not None and not by_name:
         check_arguments(opened, given.element_spec)
     examples = in_data if sizes == {None} else size
-    return StepInputs(opened, is_divided, examples, size is not None, by_name)
+    return StepInputs(opened, is_divided, examples, by_name)
 
 
 def _has_axis(spec: Any) -> bool:
