@@ -56,8 +56,7 @@ SIZED_ATTRIBUTE = "_caramel_sized"
 
 PART_ATTRIBUTE = "_caramel_of_part"
 """Attribute of a node that follows from the number of examples of a worker's part, where a step was traced for it: of a
-constant, which has its value for the whole batch there if that is known, or of a call of a function with such
-constants."""
+constant, which has its value for the whole batch there, or of a call of a function with such constants."""
 
 ENTERING_ATTRIBUTE = "_caramel_entering"
 """Attribute of an Identity through which a gradient enters what a worker's part is made of."""

@@ -29,14 +29,15 @@ from caramel.frontend.programs.iterators import placeholder_of, with_placeholder
 from caramel.frontend.programs.naming import Naming
 from caramel.frontend.programs.step_inputs import StepInputs, inputs_of, refusal_of_parts
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
-from caramel.frontend.recording.own_ops import check_is_the_same
+from caramel.frontend.recording.own_ops import check_has_the_same, check_is_the_same
 from caramel.frontend.recording.recorder import Recorder
+from caramel.frontend.recording.user_code import is_library
 from caramel.frontend.recording.watching import recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.refusals import refuse_irreplicable
 from caramel.graph.functions import Library
-from caramel.graph.graph import node_of
+from caramel.graph.graph import behind_identities, node_of
 from caramel.model import Evaluation, Input, Model
 from caramel.util.tables import fitted, preformatted, wrapped
 
@@ -427,7 +428,7 @@ class Context:
         if self._rows is not None and self._workers > 1:
             raw = self._with_row_constants(*self._rows)
         if self._rows is None and self._asks_for_sizes and self._inputs.examples is not None:
-            raw = self._checked()
+            raw = self._checked(raw)
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
         if self.given is not None:
@@ -439,7 +440,7 @@ class Context:
         # What trains nothing aggregates nothing: gradients are values like any others.
         return raw if trains else replace(raw, gradients=(), trains=False)
 
-    def _checked(self) -> RawProgram:
+    def _checked(self, raw: RawProgram) -> RawProgram:
         """A step that is traced for any number of examples, if it is the same as for the number that batches have.
 
         Raises:
@@ -448,8 +449,10 @@ class Context:
         examples = self._inputs.examples
         assert examples is not None
         opened = self._own_ops
-        self._captured_step(open_size=examples)
-        check_is_the_same(opened, self._own_ops, examples)
+        told, _ = self._captured_step(open_size=examples)
+        code = getattr(getattr(self._program, "python_function", self._program), "__code__", None)
+        is_by_library = code is not None and is_library(code.co_filename)  # results of metrics, which know shapes
+        check_is_the_same(opened, self._own_ops, examples, is_by_library or _has_results_of(raw, told))
         return self._captured_step()[0]  # the last trace, as who watches the step keeps what that has made
 
     def _with_row_constants(self, batch: int | None, rows: int) -> RawProgram:
@@ -458,15 +461,12 @@ class Context:
         Raises:
             CaptureError: the step has other ops for another number of examples.
         """
-        examples = self._workers * rows
-        factor = self._workers
-        if batch is not None:  # no size of the other trace is to be taken for that of a batch
-            factor = 2 if 2 * rows != batch else 3
-        other, _ = self._captured_step((batch, factor * rows))
+        whole, _ = self._captured_step((batch, self._workers * rows))
+        own_ops = self._own_ops
         raw, _ = self._captured_step()  # the last trace, as who watches the step keeps what that has made
-        found = row_constants(raw.graph, other.graph, rows, factor)
-        whole = other.graph if batch is None else None
-        return replace(raw, graph=of_part(raw.graph, found, examples, whole), row_constants=found)
+        check_has_the_same(self._own_ops, own_ops)
+        found = row_constants(raw.graph, whole.graph, rows, self._workers)
+        return replace(raw, graph=of_part(raw.graph, whole.graph, found), row_constants=found)
 
     def _captured_step(
         self, rows: tuple[int | None, int] | None = None, open_size: int | None = None
@@ -479,7 +479,7 @@ class Context:
         """
         rows = rows or self._rows
         specs = self._inputs.specs if rows is None else self._inputs.with_rows(rows[1])
-        own_ops: list[Any] | None = [] if rows is None and self._inputs.examples is not None else None
+        own_ops: list[Any] | None = [] if self._inputs.examples is not None else None
         with recording(self._gathers, rows, self._renamed, open_size, own_ops) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(
@@ -546,6 +546,16 @@ class Context:
     def live_variables(self) -> dict[str, Any]:
         """The user's own tf.Variables by name (empty for a graph)."""
         return self._naming.live
+
+
+def _has_results_of(raw: RawProgram, other: RawProgram) -> bool:
+    """Whether a trace of a step gives as many results as another, and the same where they are constants in both."""
+    if [name for name, _ in raw.outputs] != [name for name, _ in other.outputs]:
+        return False
+    pairs = [(raw.graph[node_of(t)], other.graph[node_of(o)]) for (_, t), (_, o) in zip(raw.outputs, other.outputs)]
+    pairs = [(behind_identities(raw.graph, a.name), behind_identities(other.graph, b.name)) for a, b in pairs]
+    nodes = [(raw.graph[node_of(a)], other.graph[node_of(b)]) for a, b in pairs]
+    return all(a.attr["value"] == b.attr["value"] for a, b in nodes if a.op == b.op == "Const")
 
 
 def check_context(context: object) -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
-from caramel.errors import UnsupportedError
+from caramel.errors import CaptureError, UnsupportedError
 from caramel.keras.per_example import is_additive
 
 NOTHING = "nothing"
@@ -90,13 +91,15 @@ class StepRecord:
         return [variable for metric in self.on_workers.values() for variable in metric.variables]
 
     def take(self, value: Any, taker: str) -> Any:
-        """Make a tensor a result of the step; other values stay what they are.
+        """Make a tensor or a number a result of the step; other values stay what they are.
 
         Raises:
             UnsupportedError: the tensor is inside a function or a loop of the step, or no dense tensor.
         """
         if isinstance(value, (keras.Variable, tf.Variable)):
             value = tf.convert_to_tensor(value)
+        if isinstance(value, (bool, int, float, np.number, np.bool_)):
+            value = tf.convert_to_tensor(value)  # it may follow from the number of examples
         return self._step_output(value, taker) if tf.is_tensor(value) else value
 
     def _step_output(self, tensor: Any, taker: str) -> StepOutput:
@@ -141,11 +144,19 @@ class StepRecord:
         return metric_result
 
     def returned(self, logs: Any) -> None:
-        """Record the value that the training step returns."""
+        """Record the value that the training step returns.
+
+        Raises:
+            CaptureError: a log has no value.
+        """
         if not isinstance(logs, Mapping):
             return
 
         def recorded(value: Any, what: str) -> Any:
+            if value is None:  # Python's word for a number of examples that is not known in this trace
+                refusal = CaptureError(f"{what} is None: leave it out, or give a number")
+                refusal.may_pass_later = True
+                raise refusal
             known = self._results.get(id(value))
             return self.take(value, what) if known is None else known[1]
 

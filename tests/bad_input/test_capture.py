@@ -196,7 +196,8 @@ def root_in_a_loop(p, y):
 
 
 @pytest.mark.parametrize(
-    "loss_of, words", [(from_the_first_target, ["NthElement", "or 'sum'"]), (root_in_a_loop, ["Sqrt", "which is another"])]
+    "loss_of, words",
+    [(from_the_first_target, ["NthElement", "or 'sum'"]), (root_in_a_loop, ["Sqrt", "which is another"])],
 )
 def test_a_loss_whose_reduction_cannot_be_told(refused, loss_of, words):
     with refused(caramel.CaptureError, "mean or a sum", "loss_reduction='mean'", *words):

@@ -2,14 +2,13 @@
 
 Where shapes are static, TensorFlow puts the number of examples into a graph as an ordinary constant. A worker's part
 has fewer examples than the batch, so that such a constant is another number there than on one device. Which ones they
-are is seen by tracing the step for another number of examples: they are those that differ. If that is the number of the
-whole batch, what they are on one device is seen, too.
+are, and what they are there, is seen by tracing the step for the whole batch as well: they are those that differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
@@ -31,14 +30,14 @@ _DENOMINATOR = 10**6
 """Largest denominator of a coefficient; a constant has it only rounded."""
 
 
-def row_constants(graph: Graph, other: Graph, rows: int, factor: int) -> Mapping[tuple[str, str], Value]:
+def row_constants(graph: Graph, whole: Graph, rows: int, parts: int) -> Mapping[tuple[str, str], Value]:
     """The abstract values of the constants that follow from the number of examples.
 
     Args:
         graph: the step, traced for the examples of a part.
-        other: the same step, traced for more of them.
+        whole: the same step, traced for those of all parts.
         rows: number of examples of a part.
-        factor: how many times as many the other trace has.
+        parts: number of parts.
 
     Returns:
         The value by (name of the function, name of the node); "" for the graph itself.
@@ -47,9 +46,9 @@ def row_constants(graph: Graph, other: Graph, rows: int, factor: int) -> Mapping
         CaptureError: the traces have other ops, so nothing can be told.
     """
     found: dict[tuple[str, str], Value] = {}
-    libraries = Library(graph), Library(other)
+    libraries = Library(graph), Library(whole)
     seen: set[tuple[str, str]] = set()
-    waiting: list[tuple[str, Iterable[NodeDef], Iterable[NodeDef]]] = [("", graph, other)]
+    waiting: list[tuple[str, Iterable[NodeDef], Iterable[NodeDef]]] = [("", graph, whole)]
     while waiting:
         function, nodes, others = waiting.pop()
         for node, twin in zip_longest(nodes, others):  # in the order in which they were made: names may be counted on
@@ -57,7 +56,7 @@ def row_constants(graph: Graph, other: Graph, rows: int, factor: int) -> Mapping
                 raise _other_step((node or twin).name)
             if twin.op != node.op or numbers_of(node) != numbers_of(twin):
                 raise _other_step(node.name)
-            if node.op == "Const" and (value := _value(node, twin, rows, factor)) is not None:
+            if node.op == "Const" and (value := _value(node, twin, rows, parts)) is not None:
                 found[function, node.name] = value
             for pair in zip(_functions(node), _functions(twin), strict=True):
                 if pair not in seen and all(name in library for name, library in zip(pair, libraries)):
@@ -75,11 +74,11 @@ def _other_step(name: str) -> CaptureError:
 
 
 def numbers_of(node: NodeDef) -> dict[str, Any]:
-    """The attributes of a node that are numbers; shapes may differ, and names do."""
+    """The attributes of a node that are numbers or texts; shapes may differ, and names do."""
     return {
-        name: (value.i, value.b, value.f, tuple(value.list.i))
+        name: (value.i, value.b, value.f, value.s, tuple(value.list.i))
         for name, value in node.attr.items()
-        if not name.startswith("_") and (value.WhichOneof("value") in ("i", "b", "f") or value.list.i)
+        if not name.startswith("_") and (value.WhichOneof("value") in ("i", "b", "f", "s") or value.list.i)
     }
 
 
@@ -91,57 +90,47 @@ def _functions(node: NodeDef) -> list[str]:
     ]
 
 
-def of_part(graph: Graph, found: Mapping[tuple[str, str], Value], examples: int, whole: Graph | None) -> Graph:
+def of_part(graph: Graph, whole: Graph, found: Mapping[tuple[str, str], Value]) -> Graph:
     """The graph in which nodes say that they follow from the number of a part's examples.
 
     Args:
         graph: the step, traced for the examples of a part.
+        whole: the same step, traced for those of all parts.
         found: constants that follow from the number, as in `row_constants`.
-        examples: number of examples of all parts.
-        whole: the same step, traced for that number, if it was.
     """
     library = Library(graph)
     functions = {function for function, _ in found if function}
     changed: dict[str, NodeDef] = {}
-    for node, twin in zip(graph, graph if whole is None else whole, strict=True):
-        value = found.get(("", node.name))
-        if value is None and (not functions or functions.isdisjoint(library.all_called(node))):
-            continue
-        changed[node.name] = copied(node)
-        attribute = changed[node.name].attr[PART_ATTRIBUTE]
-        if value is not None and whole is not None:
-            attribute.CopyFrom(twin.attr["value"])
-        elif isinstance(value, Independent) and value.sizes is not None:
-            attribute.tensor.CopyFrom(_of_all(node, value.sizes, examples))
-        else:
-            attribute.b = True
+    for node, twin in zip(graph, whole, strict=True):
+        if ("", node.name) in found:
+            changed[node.name] = copied(node)
+            changed[node.name].attr[PART_ATTRIBUTE].CopyFrom(twin.attr["value"])
+        elif functions and not functions.isdisjoint(library.all_called(node)):
+            changed[node.name] = copied(node)
+            changed[node.name].attr[PART_ATTRIBUTE].b = True
     return graph.replaced(changed)
 
 
-def _of_all(node: NodeDef, sizes: Sequence[Size], examples: int) -> Any:
-    """The value of a constant that is made of sizes, for so many examples."""
-    own = tf.make_ndarray(node.attr["value"].tensor)
-    numbers = [float(size.coefficient or 0) * float(examples) ** float(size.power) for size in sizes]
-    entries = np.array([round(n) for n in numbers] if own.dtype.kind in "iu" else numbers, own.dtype)
-    return tf.make_tensor_proto(entries.reshape(own.shape))
-
-
-def _value(node: NodeDef, twin: NodeDef, rows: int, factor: int) -> Value | None:
+def _value(node: NodeDef, twin: NodeDef, rows: int, parts: int) -> Value | None:
     """The abstract value of a constant that differs; None where it does not."""
     first, second = (tf.make_ndarray(each.attr["value"].tensor) for each in (node, twin))
     if first.shape == second.shape and first.dtype == second.dtype and _are_equal(first, second):
         return None
-    if _are_the_same_for_each(first, second, rows, factor):
+    if _are_the_same_for_each(first, second, rows, parts):
         return Examples(0, repeated=True)
     if first.shape != second.shape or first.ndim > 1 or first.size > MAX_ENTRIES or first.dtype.kind not in "iuf":
         return Independent(None)
-    sizes = [_size(float(a), float(b), rows, factor) for a, b in zip(first.ravel(), second.ravel())]
+    sizes = [_size(float(a), float(b), rows, parts) for a, b in zip(first.ravel(), second.ravel())]
     return Independent(None) if None in sizes else of_sizes(tuple(size for size in sizes if size is not None))
 
 
-def _are_the_same_for_each(first: np.ndarray, second: np.ndarray, rows: int, factor: int) -> bool:
+def _are_the_same_for_each(first: np.ndarray, second: np.ndarray, rows: int, parts: int) -> bool:
     """Whether a constant has the same entries for each example, such as zeros."""
-    if first.ndim == 0 or first.shape[1:] != second.shape[1:] or (len(first), len(second)) != (rows, factor * rows):
+    if (
+        0 in (first.ndim, second.ndim)
+        or first.shape[1:] != second.shape[1:]
+        or (len(first), len(second)) != (rows, parts * rows)
+    ):
         return False
     return bool((first == first[:1]).all() and (second == first[:1]).all())
 
@@ -150,12 +139,12 @@ def _are_equal(first: np.ndarray, second: np.ndarray) -> bool:
     return first.tobytes() == second.tobytes() if first.dtype.kind != "O" else bool(np.array_equal(first, second))
 
 
-def _size(first: float, second: float, rows: int, factor: int) -> Size | None:
+def _size(first: float, second: float, rows: int, parts: int) -> Size | None:
     """A number by two of its values, as a multiple of a power of the number of examples."""
     if first == second:
         return Size(_fraction(first)) if math.isfinite(first) else None
     for power in _POWERS:
-        if first and math.isclose(second, first * factor**power, rel_tol=1e-6):
+        if first and math.isclose(second, first * parts**power, rel_tol=1e-6):
             return Size(_fraction(first * float(rows) ** -power), Fraction(power))
     return None
 

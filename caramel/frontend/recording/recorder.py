@@ -37,7 +37,7 @@ from caramel.frontend.attributes import (
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
 from caramel.frontend.recording.automatic_names import renamed_scope
-from caramel.frontend.recording.own_ops import is_own
+from caramel.frontend.recording.own_ops import makes_op
 from caramel.frontend.recording.user_code import user_location
 from caramel.graph import ops
 
@@ -270,7 +270,7 @@ class Recorder:
                 self._is_gathering = False
         result = make(op_type, **keywords)
         op = result[2]
-        if self.own_ops is not None and not self.is_differentiating and is_own():
+        if self.own_ops is not None and not self.is_differentiating and makes_op():
             self.own_ops.append(op)
         op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))
         if not self.custom_depth:
@@ -283,6 +283,8 @@ class Recorder:
         if self.rows is None or place is None:
             return keywords
         batch, own = self.rows
+        if batch == own and (self.is_differentiating or not makes_op()):
+            return keywords  # traced for the whole batch, whose size stands in shapes that a part has otherwise
         shape = tf.get_static_value(keywords[place])
         if shape is None or np.ndim(shape) != 1 or len(shape) == 0 or shape[0] != batch:
             return keywords

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +20,15 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from caramel.errors import CaptureError
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
+from caramel.frontend.recording.own_ops import makes_op, reads_shape
 from caramel.frontend.recording.recorder import Recorder, is_symbolic, is_tensor, is_variable
-from caramel.frontend.recording.user_code import in_optimizer, is_library, user_location
+from caramel.frontend.recording.user_code import in_optimizer, user_location
 
-_SIZE_READS = ("__getitem__", "__iter__", "as_list", "num_elements")
-"""Methods of `tf.TensorShape` that give sizes."""
+_SIZE_READS = (
+    *("__getitem__", "__iter__", "__eq__", "__str__", "__repr__", "dims", "as_list", "as_proto", "num_elements"),
+    *("is_fully_defined", "is_compatible_with", "is_subtype_of", "most_specific_compatible_shape"),
+)
+"""What of `tf.TensorShape` says sizes."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
@@ -159,7 +162,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
     def small_constant(recorder: Recorder, value: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
         is_batch = recorder.rows is not None and np.ndim(shape) == 1 and len(shape) and shape[0] == recorder.rows[0]
-        return None if is_batch else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
+        is_own = is_batch and not recorder.is_differentiating and makes_op()
+        return None if is_own else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
 
     def custom(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
         watched = functools.wraps(function)(functools.partial(recorder.with_own_gradient, function))
@@ -195,29 +199,46 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (array_ops, "batch_gather_nd", batched),
         (array_ops, "_constant_if_small", small_constant),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
-        *((tf.TensorShape, name, _size_read(name)) for name in _SIZE_READS),
     ]
-    return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
+    watched = [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
+    return [*watched, *_size_reads()]
 
 
-def _size_read(name: str) -> Callable[..., Any]:
-    """A method of static shapes; that the program itself asks for a size that is not known is noted."""
-    original = getattr(tf.TensorShape, name)
+def _size_reads() -> list[tuple[Any, str, Any]]:
+    """The methods of static shapes that say sizes, which note that the program itself asks for one that is open."""
+    is_known = tf.TensorShape.is_fully_defined
 
-    def read(recorder: Recorder, shape: Any, *args: Any) -> Any:
-        value = original(shape, *args)
-        if isinstance(value, int) or (recorder.asks_for_sizes and recorder.open_size is None):
-            return value
-        known = value if isinstance(value, tf.TensorShape) else shape
-        # The caller's caller: between them is what tells threads that capture from others.
-        if known.is_fully_defined() or is_library(sys._getframe(2).f_code.co_filename):
-            return value
-        recorder.asks_for_sizes = True
-        if recorder.open_size is None or shape.rank is None:
-            return value
-        return original(tf.TensorShape([recorder.open_size if n is None else n for n in shape._dims]), *args)
+    def read_by(original: Callable[..., Any], is_item: bool) -> Callable[..., Any]:
+        def read(recorder: Recorder, shape: Any, *args: Any) -> Any:
+            value = original(shape, *args)
+            shapes = [each for each in (shape, *args) if isinstance(each, tf.TensorShape)]
+            is_told = is_item and (isinstance(value, int) or (isinstance(value, tf.TensorShape) and is_known(value)))
+            if recorder.own_ops is None or is_told or all(map(is_known, shapes)) or not reads_shape():
+                return value
+            recorder.asks_for_sizes = True
+            if recorder.open_size is None:
+                return value
+            return original(*(_with_size(each, recorder.open_size) for each in (shape, *args)))
 
-    return read
+        return read
+
+    replaced: list[tuple[Any, str, Any]] = []
+    for name in _SIZE_READS:
+        original = vars(tf.TensorShape)[name]
+        if isinstance(original, property):
+            watched = _watched(original.fget, read_by(original.fget, False))  # type: ignore[arg-type]
+            replaced.append((tf.TensorShape, name, property(watched)))
+        else:
+            watched = _watched(original, read_by(original, name == "__getitem__"))
+            replaced.append((tf.TensorShape, name, watched))
+    return replaced
+
+
+def _with_size(shape: Any, size: int) -> Any:
+    """A static shape whose open sizes are said to be a number; what is no shape as it is."""
+    if not isinstance(shape, tf.TensorShape) or shape._dims is None:
+        return shape
+    return tf.TensorShape([size if n is None else n for n in shape._dims])
 
 
 def _jacobian(name: str) -> Callable[..., Any]:

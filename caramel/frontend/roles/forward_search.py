@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caramel.errors import CaptureError
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Independent,
     Statistic,
@@ -262,8 +262,6 @@ class Search:
         if SIZED_ATTRIBUTE in graph[node_of(graph[name].input[position])].attr:
             name, position = node_of(graph[name].input[position]), 0
         nodes = looked.behind_sizes(graph[name].input[position])
-        if any(PART_ATTRIBUTE in graph[n].attr and not graph[n].attr[PART_ATTRIBUTE].HasField("tensor") for n in nodes):
-            return False
         followed = [n for n in nodes if looked.has_followed_shape(n)]
         shapes = {n: reductions.value_of(graph[n].input[0]) for n in followed}
         self.raw = with_size(self.raw, name, position, nodes, shapes)
