@@ -10,6 +10,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.util import nest
@@ -198,6 +199,7 @@ class Context:
         self._workers = workers
         self._asks_for_sizes = False
         self._own_ops: list[Any] = []
+        self._numbers: list[Any] = []
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
@@ -448,11 +450,12 @@ class Context:
         """
         examples = self._inputs.examples
         assert examples is not None
-        opened = self._own_ops
+        opened, numbers = self._own_ops, self._numbers
         told, _ = self._captured_step(open_size=examples)
         code = getattr(getattr(self._program, "python_function", self._program), "__code__", None)
         is_by_library = code is not None and is_library(code.co_filename)  # results of metrics, which know shapes
-        check_is_the_same(opened, self._own_ops, examples, is_by_library or _has_results_of(raw, told))
+        has_results = np.array_equal(numbers, self._numbers) and (is_by_library or _has_results_of(raw, told))
+        check_is_the_same(opened, self._own_ops, examples, has_results)
         return self._captured_step()[0]  # the last trace, as who watches the step keeps what that has made
 
     def _with_row_constants(self, batch: int | None, rows: int) -> RawProgram:
@@ -496,7 +499,7 @@ class Context:
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
             )
-        self._asks_for_sizes, self._own_ops = recorder.asks_for_sizes, own_ops or []
+        self._asks_for_sizes, self._own_ops, self._numbers = recorder.asks_for_sizes, own_ops or [], recorder.numbers
         return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
 
     @property

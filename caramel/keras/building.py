@@ -113,13 +113,13 @@ def _build_by_tracing(model: Any, element_spec: Any, method: str, examples: int 
     if isinstance(element_spec, tuple) and len(element_spec) > 3 and not takes_anything:
         raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
     try:
-        try:
-            _trace(getattr(model, method), arguments_of(element_spec))
+        try:  # as one device traces it; what fails half-way leaves variables of an optimizer that nobody can use
+            specs = arguments_of(element_spec) if examples is None else arguments_of_rows(element_spec, examples)
+            _trace(getattr(model, method), specs)
         except Exception:
             if examples is None:
                 raise
-            # Some programs have the number of examples in them.
-            _trace(getattr(model, method), arguments_of_rows(element_spec, examples))
+            _trace(getattr(model, method), arguments_of(element_spec))
     except Exception as error:  # Keras and the user's layers raise what they like
         hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
         has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1

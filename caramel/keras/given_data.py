@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, examples_in_batches, is_dataset
+from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, arguments_of_rows, examples_in_batches, is_dataset
 from caramel.data.dataset import sample_dataset, why_not_on_workers
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
@@ -59,13 +59,15 @@ class GivenData:
             workers: number of workers.
             sharding: see `caramel.ARModel`.
         """
-        if self.source is not None:
-            return [{"inputs": arguments_of(self.element_spec)}]
-        ways: list[dict[str, Any]] = [{"data": self.dataset}]
         examples, parts = self.examples_in_batches, 1 if sharding == "batches" else workers
-        if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
+        first: dict[str, Any] = {"data": self.dataset}
+        if self.source is not None:
+            spec = self.element_spec
+            first = {"inputs": arguments_of(spec) if examples is None else arguments_of_rows(spec, examples)}
+        ways = [first]
+        if (self.source is not None or is_dataset(self.dataset)) and examples is not None and examples % parts == 0:
             own = examples // parts
-            ways += [{"data": self.dataset, "rows": (number, own)} for number in (None, examples)]
+            ways += [{**first, "rows": (number, own)} for number in (None, examples)]
         return ways
 
     def a_batch(self) -> list[Any] | None:

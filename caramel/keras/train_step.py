@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
 from caramel.errors import CaptureError, UnsupportedError
+from caramel.frontend.recording.watching import note_number
 from caramel.keras.per_example import is_additive
 
 NOTHING = "nothing"
@@ -99,6 +100,7 @@ class StepRecord:
         if isinstance(value, (keras.Variable, tf.Variable)):
             value = tf.convert_to_tensor(value)
         if isinstance(value, (bool, int, float, np.number, np.bool_)):
+            note_number(value)
             value = tf.convert_to_tensor(value)  # it may follow from the number of examples
         return self._step_output(value, taker) if tf.is_tensor(value) else value
 

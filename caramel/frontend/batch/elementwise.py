@@ -81,6 +81,9 @@ NARY = (
 _CUTS = frozenset({"Slice", "StridedSlice", "GatherV2"})
 """Ops that take some rows of their first input."""
 
+ROWS_OF_A_PART = "has a row of its own for each example of a part, so that all parts would have the same rows"
+"""Predicate, for messages, of an op that takes rows of a constant or variable beside a fixed number of examples."""
+
 _INVERSE_ROLES = {
     Role.NONE: Role.NONE,
     Role.DIVISOR: Role.FACTOR,
@@ -326,18 +329,12 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
             return op.unknown("brings different examples together")
         if isinstance(value, Independent) and size not in (None, 1, *counts):
             return op.unknown("has the number of examples of a whole batch in it")
-        if (
-            isinstance(value, Independent)
-            and size not in (None, 1)
-            and _has_rows(op, op.texts[position], axis_from_end)
-        ):
-            return op.unknown(
-                "has a row of its own for each example of a part, so that all parts would have the same rows"
-            )
+        if isinstance(value, Independent) and has_rows(op, op.texts[position], axis_from_end):
+            return op.unknown(ROWS_OF_A_PART)
     return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised, chosen)
 
 
-def _has_rows(op: Op, text: str, axis_from_end: int) -> bool:
+def has_rows(op: Op, text: str, axis_from_end: int) -> bool:
     """Whether an invariant tensor is rows of a constant or a variable, which differ, beside a fixed number of examples.
 
     Args:
@@ -359,7 +356,7 @@ def _has_rows(op: Op, text: str, axis_from_end: int) -> bool:
         followed = [each for each in node.input if not each.startswith("^")]
     else:
         followed = [node.input[0]] if node.op in LINEAR | UNARY | _CUTS else []
-    return any(_has_rows(op, each, axis_from_end) for each in followed)
+    return any(has_rows(op, each, axis_from_end) for each in followed)
 
 
 def _size(shape: Shape | None, axis_from_end: int) -> int | None:

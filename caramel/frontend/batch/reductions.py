@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Value, is_invariant
+from caramel.frontend.batch.elementwise import ROWS_OF_A_PART, has_rows
 from caramel.frontend.batch.op import Op, Rule
 
 _NOT_CHOSEN = "adds up examples in places that they do not choose"
@@ -174,6 +175,14 @@ def _product(op: Op, letters: Sequence[str], result_letters: str) -> Value:
     if len({letter for _, letter in examples}) != 1 or len({v.arrangement for v, _ in examples}) != 1:
         return op.unknown("brings different examples together")
     first, letter = examples[0]
+    sizes = [(p, axes.index(letter)) for p, axes in enumerate(letters) if letter in axes]
+    counts = {_size_at(op, p, axis) for p, axis in sizes if isinstance(values[p], Examples)}
+    for position, axis in sizes:
+        if isinstance(values[position], Independent):
+            if _size_at(op, position, axis) not in (None, 1, *counts):
+                return op.unknown("has the number of examples of a whole batch in it")
+            if has_rows(op, op.texts[position], len(letters[position]) - axis):
+                return op.unknown(ROWS_OF_A_PART)
     mixed_by = next((v.mixed_by for v, _ in examples if v.mixed_by), None)
     repeated = all(v.repeated for v, _ in examples)
     if letter in result_letters:
@@ -186,6 +195,11 @@ def _product(op: Op, letters: Sequence[str], result_letters: str) -> Value:
             normalised=False,
         )
     return Independent(power + 1) if repeated else Total(power, mixed_by=mixed_by)
+
+
+def _size_at(op: Op, position: int, axis: int) -> int | None:
+    shape = op.shape(position)
+    return None if shape is None else shape[axis]
 
 
 def _matmul(op: Op) -> Value:

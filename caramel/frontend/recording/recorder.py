@@ -102,6 +102,7 @@ class Recorder:
             of a worker's part, or None; and that of a part. None where the program is traced for any number.
         asks_for_sizes: whether the program has asked in Python for sizes that are not known.
         open_size: what such a size is said to be; None for nothing.
+        numbers: numbers of Python that are results of the step, as they are noted.
         own_ops: the ops that the program's own code makes, gradients apart, as they are made; None where nobody asks.
         is_differentiating: whether a gradient is made at this moment.
         made: number of ops of each type that the program has made.
@@ -122,6 +123,7 @@ class Recorder:
     asks_for_sizes: bool = False
     open_size: int | None = None
     own_ops: list[Any] | None = None
+    numbers: list[Any] = field(default_factory=list)
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
     renamed: Mapping[str, str] = field(default_factory=dict)

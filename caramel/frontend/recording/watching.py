@@ -87,6 +87,13 @@ def recording(
                 setattr(owner, name, original)
 
 
+def note_number(number: Any) -> None:
+    """Note a number of Python that a step gives as a result, and which may follow from the number of examples."""
+    recorder = getattr(_active, "recorder", None)
+    if recorder is not None:
+        recorder.numbers.append(number)
+
+
 def _watched(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is ``replacement(recorder, ...)`` in threads that capture, and the original in all others."""
 

@@ -107,7 +107,6 @@ class Search:
                 continue
             if needs.sizes and self._sized.issuperset(needs.sizes):
                 return None  # that was done, and has not helped: a loop, say, that runs as often as there are examples
-            self._sized.update(needs.sizes)
             needs.gathers |= {
                 Gather(self.raw.made[name], at, None) for name, at in needs.sizes if looked.is_hidden(name, at)
             }
@@ -118,7 +117,7 @@ class Search:
             # One at a time: the others may be functions of it.
             if needs.tensors and not self._add(needs.tensors[0], reductions, losses):
                 return None
-            if not needs.tensors and not all(self._add_size(*place, reductions) for place in needs.sizes):
+            if not needs.tensors and not self._add_sizes(needs.sizes, reductions):
                 return None
         return None
 
@@ -241,6 +240,17 @@ class Search:
             return False
         for name in gradients:
             self.raw = with_share(self.raw, name)
+        return True
+
+    def _add_sizes(self, places: Sequence[tuple[str, int]], reductions: Reductions) -> bool:
+        """Add sizes up to the first that depends on what was added here, of which the analysis knows nothing yet."""
+        for name, position in places:
+            behind = self.raw.graph.ancestors([node_of(self.raw.graph[name].input[position])], control=False)
+            if not all(map(reductions.has, behind)):
+                break
+            self._sized.add((name, position))
+            if not self._add_size(name, position, reductions):
+                return False
         return True
 
     def _add_size(self, name: str, position: int, reductions: Reductions, *, is_plain: bool = False) -> bool:
