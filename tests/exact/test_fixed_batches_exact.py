@@ -171,7 +171,33 @@ class Distances(Step):
         return tf.reduce_mean(tf.square(e[:, None] - e[None])) * x.shape[0]
 
 
+class Attention(Step):
+    """A literal mask of the whole batch."""
+
+    def loss(self, e, x, y):
+        hidden = 1e9 * (1 - tf.linalg.band_part(tf.ones([BATCH, BATCH], tf.float64), -1, 0))
+        return mean_of(tf.nn.softmax(similarities(e) - hidden) @ e - y)
+
+
+class OneByOne(Step):
+    def loss(self, e, x, y):
+        def of(number):
+            return tf.reduce_sum(e[number] ** 2) * tf.cast(number + 1, tf.float64)
+
+        return tf.reduce_mean(tf.map_fn(of, tf.range(tf.shape(x)[0]), fn_output_signature=tf.float64))
+
+
+class LiteralAndNumber(Step):
+    """The size of the batch as a literal and as a number, in a way that no two sizes tell."""
+
+    def loss(self, e, x, y):
+        return tf.reduce_sum(tf.reshape(e, [BATCH, 3]) ** 2) / max(x.shape[0], 8)
+
+
 STEPS_OF = [
+    Attention,
+    OneByOne,
+    LiteralAndNumber,
     Plain,
     CutTable,
     RestOfTable,
@@ -292,6 +318,38 @@ def test_a_step_with_ops_for_each_example_says_so():
     with pytest.raises(caramel.CaptureError, match="makes other ops.* for one number of examples than for another"):
         caramel.ARModel(context, 2)
     check_equal(distributed(*captured(program(Loop)), [(X[0], Y[0])], 1), alone(program(Loop), [(X[0], Y[0])]), 1)
+
+
+class Swapped(Step):
+    def loss(self, e, x, y):
+        first, second = (e, tf.tanh(e)) if x.shape[0] > 10 else (tf.tanh(e), e)
+        return mean_of(first) + 0.5 * tf.reduce_mean(second**4)
+
+
+class Spelled(Step):
+    def loss(self, e, x, y):
+        return mean_of(tf.einsum("ij,kj->ik" if x.shape[0] > 10 else "ij,kj->i", e, self.w))
+
+
+class Either(Step):
+    def loss(self, e, x, y):
+        return mean_of(e) if x.shape[0] > 10 else 2 * mean_of(e)
+
+
+@pytest.mark.parametrize("kind", [Swapped, Spelled, Either])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_step_that_is_another_for_a_part_is_refused(kind, workers):
+    _, context = captured(program(kind))
+    with pytest.raises(caramel.CaptureError, match="for one number of examples"):
+        caramel.ARModel(context, workers)
+
+
+def test_one_example_on_each_worker():
+    batches = [(x[:2], y[:2]) for x, y in zip(X, Y)]
+    specs = [tf.TensorSpec([2, *spec.shape[1:]], spec.dtype) for spec in FIXED]
+    for kind in (OverNumber, Counted):
+        want = alone(program(kind, specs), batches)
+        check_equal(distributed(*captured(program(kind, specs)), batches, 2), want, 2)
 
 
 @pytest.mark.parametrize("is_constant", [True, False])

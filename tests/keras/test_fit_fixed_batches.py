@@ -1,5 +1,7 @@
 """`caramel.fit`, `evaluate` and `predict` where batches have a fixed size that the model's own code uses as a number."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -75,6 +77,61 @@ def test_steps_of_its_own(kind, workers):
     same((want, alone), (got, distributed))
     evaluated = caramel.evaluate(distributed, data, verbose=0, return_dict=True, **place)
     assert evaluated["loss"] == pytest.approx(alone.evaluate(data, verbose=0, return_dict=True)["loss"], rel=1e-9)
+
+
+class Logged(OwnSteps):
+    """Its optimizer has no variables before the first step, which uses the number after it has been applied."""
+
+    def loss_of(self, x, y, outputs):
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True))
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "number": x_of(data).shape[0], "as a float": float(x_of(data).shape[0])}
+
+
+def x_of(data):
+    return data[0]
+
+
+def from_python():
+    x, y = arrays(5 * BATCH - 3)
+    types = (tf.TensorSpec([FEATURES], tf.float64), tf.TensorSpec([], tf.int64))
+    examples = tf.data.Dataset.from_generator(lambda: zip(x, y), output_signature=types)
+    # Else one device tries a step more than there is data for, of which it does what needs none.
+    return examples.batch(BATCH, drop_remainder=True).apply(tf.data.experimental.assert_cardinality(4))
+
+
+@pytest.mark.parametrize("data", [dataset, from_python])
+def test_numbers_in_logs(data):
+    alone, distributed = built(Logged), built(Logged)
+    want = alone.fit(data(), epochs=2, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that data of Python goes through this process
+        got = caramel.fit(distributed, data(), epochs=2, verbose=0, workers=3, cluster=AS_WRITTEN)
+    same((want, alone), (got, distributed))
+    assert got.history["number"] == got.history["as a float"] == [BATCH, BATCH]
+
+
+class OfItsBatch(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = 1.0 / (shape[0] or 7)
+
+    def call(self, x):
+        return x * self.scale
+
+
+def test_layers_that_are_built_for_a_batch():
+    def make():
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([OfItsBatch(), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    alone, distributed = make(), make()
+    want = alone.fit(dataset(), verbose=0)
+    got = caramel.fit(distributed, dataset(), verbose=0, workers=2, cluster=AS_WRITTEN)
+    same((want, alone), (got, distributed))
 
 
 class TakenApart(keras.layers.Layer):
