@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.util import nest
@@ -20,25 +19,23 @@ from caramel.data.dataset import TrainingData, training_data
 from caramel.errors import CaptureError, InputError
 from caramel.facts import Trace
 from caramel.frontend.attributes import without_capture_attributes
-from caramel.frontend.batch.row_constants import of_part, row_constants
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
-from caramel.frontend.programs.function_program import capture_evaluation, capture_step
+from caramel.frontend.programs.function_program import capture_evaluation
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
 from caramel.frontend.programs.step_inputs import StepInputs, inputs_of, refusal_of_parts
-from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
-from caramel.frontend.recording.own_ops import check_has_the_same, check_is_the_same
+from caramel.frontend.recording.automatic_names import Renaming
 from caramel.frontend.recording.recorder import Recorder
-from caramel.frontend.recording.user_code import is_library
 from caramel.frontend.recording.watching import recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.refusals import refuse_irreplicable
+from caramel.frontend.step_traces import StepTraces
 from caramel.graph.functions import Library
-from caramel.graph.graph import behind_identities, node_of
+from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
 from caramel.util.tables import fitted, preformatted, wrapped
 
@@ -192,14 +189,9 @@ class Context:
         self.evaluation_inputs = options.evaluation_inputs
         self.checkpoint = options.checkpoint
         self.data = options.data
-        self._renamed: Mapping[str, str] = {}
-        self._naming = Naming(Renaming({}))
         self._gathers: frozenset[Gather] = frozenset()
         self._rows = rows
         self._workers = workers
-        self._asks_for_sizes = False
-        self._own_ops: list[Any] = []
-        self._numbers: list[Any] = []
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
@@ -422,15 +414,7 @@ class Context:
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")
-        raw, names = self._captured_step()
-        renamed = counted_anew(names, counts_so_far())
-        if renamed and not self._renamed:  # a program that is built again in one process has the same plan
-            self._renamed, self._naming = renamed, Naming(Renaming(renamed))
-            raw, _ = self._captured_step()
-        if self._rows is not None and self._workers > 1:
-            raw = self._with_row_constants(*self._rows)
-        if self._rows is None and self._asks_for_sizes and self._inputs.examples is not None:
-            raw = self._checked(raw)
+        raw = self._traces.traced(self._gathers)
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
         if self.given is not None:
@@ -442,66 +426,6 @@ class Context:
         # What trains nothing aggregates nothing: gradients are values like any others.
         return raw if trains else replace(raw, gradients=(), trains=False)
 
-    def _checked(self, raw: RawProgram) -> RawProgram:
-        """A step that is traced for any number of examples, if it is the same as for the number that batches have.
-
-        Raises:
-            CaptureError: it is another one.
-        """
-        examples = self._inputs.examples
-        assert examples is not None
-        opened, numbers = self._own_ops, self._numbers
-        told, _ = self._captured_step(open_size=examples)
-        code = getattr(getattr(self._program, "python_function", self._program), "__code__", None)
-        is_by_library = code is not None and is_library(code.co_filename)  # results of metrics, which know shapes
-        has_results = np.array_equal(numbers, self._numbers) and (is_by_library or _has_results_of(raw, told))
-        check_is_the_same(opened, self._own_ops, examples, has_results)
-        return self._captured_step()[0]  # the last trace, as who watches the step keeps what that has made
-
-    def _with_row_constants(self, batch: int | None, rows: int) -> RawProgram:
-        """The step with those of its constants that follow from the number of examples, found by another trace.
-
-        Raises:
-            CaptureError: the step has other ops for another number of examples.
-        """
-        whole, _ = self._captured_step((batch, self._workers * rows))
-        own_ops = self._own_ops
-        raw, _ = self._captured_step()  # the last trace, as who watches the step keeps what that has made
-        check_has_the_same(self._own_ops, own_ops)
-        found = row_constants(raw.graph, whole.graph, rows, self._workers)
-        return replace(raw, graph=of_part(raw.graph, whole.graph, found), row_constants=found)
-
-    def _captured_step(
-        self, rows: tuple[int | None, int] | None = None, open_size: int | None = None
-    ) -> tuple[RawProgram, set[str]]:
-        """The step as it is traced, and the names that it uses.
-
-        Args:
-            rows: see `caramel.frontend.recording.recorder.Recorder`; None for those of this context.
-            open_size: see there.
-        """
-        rows = rows or self._rows
-        specs = self._inputs.specs if rows is None else self._inputs.with_rows(rows[1])
-        own_ops: list[Any] | None = [] if self._inputs.examples is not None else None
-        with recording(self._gathers, rows, self._renamed, open_size, own_ops) as recorder:
-            if not tf.executing_eagerly():
-                raise CaptureError(
-                    "a training step is captured with the values that its variables have, and TensorFlow does not run "
-                    "eagerly here (after disable_v2_behavior(), or in a tf.Graph): build a graph inside "
-                    "'with caramel.capture()' instead"
-                )
-            raw = capture_step(
-                self._program,
-                specs,
-                recorder,
-                self._naming,
-                loss=self.loss,
-                loss_reduction=self.loss_reduction,
-                replicated=self.replicated,
-            )
-        self._asks_for_sizes, self._own_ops, self._numbers = recorder.asks_for_sizes, own_ops or [], recorder.numbers
-        return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
-
     @property
     def examples_of_batch(self) -> int | None:
         """The number of examples in every batch, of all workers together; None where it is not fixed."""
@@ -511,6 +435,17 @@ class Context:
     def _inputs(self) -> StepInputs:
         """What the step takes."""
         return inputs_of(self._program, self._specs, self.given, self.data, self.replicated)
+
+    @cached_property
+    def _traces(self) -> StepTraces:
+        """The step, to be traced."""
+        of_loss = self.loss, self.loss_reduction, self.replicated
+        return StepTraces(self._program, self._inputs, *of_loss, self._rows, self._workers)
+
+    @property
+    def _naming(self) -> Naming:
+        """The names of what the step uses; none for a graph."""
+        return self._traces.naming if callable(self._program) else Naming(Renaming({}))
 
     def _bound(self, inputs: Sequence[Input], given: TrainingData) -> tuple[Input, ...]:
         if self._inputs.by_name:
@@ -549,16 +484,6 @@ class Context:
     def live_variables(self) -> dict[str, Any]:
         """The user's own tf.Variables by name (empty for a graph)."""
         return self._naming.live
-
-
-def _has_results_of(raw: RawProgram, other: RawProgram) -> bool:
-    """Whether a trace of a step gives as many results as another, and the same where they are constants in both."""
-    if [name for name, _ in raw.outputs] != [name for name, _ in other.outputs]:
-        return False
-    pairs = [(raw.graph[node_of(t)], other.graph[node_of(o)]) for (_, t), (_, o) in zip(raw.outputs, other.outputs)]
-    pairs = [(behind_identities(raw.graph, a.name), behind_identities(other.graph, b.name)) for a, b in pairs]
-    nodes = [(raw.graph[node_of(a)], other.graph[node_of(b)]) for a, b in pairs]
-    return all(a.attr["value"] == b.attr["value"] for a, b in nodes if a.op == b.op == "Const")
 
 
 def check_context(context: object) -> None:
