@@ -86,7 +86,7 @@ def refusing_fit(program: str) -> Iterator[None]:
         return
     import keras
 
-    original = keras.Model.fit
+    from caramel.keras.wrapped_methods import replaced_attribute
 
     def fit(*_: Any, **__: Any) -> NoReturn:
         raise ProgramError(
@@ -95,11 +95,8 @@ def refusing_fit(program: str) -> Iterator[None]:
             "docs/how-to/program-files.md has examples"
         )
 
-    keras.Model.fit = fit
-    try:
+    with replaced_attribute(keras.Model, "fit", fit):
         yield
-    finally:
-        keras.Model.fit = original
 
 
 def next_command(

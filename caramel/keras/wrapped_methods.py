@@ -38,11 +38,17 @@ def wrapped_methods(instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]
     calls = _Calls()
     with ExitStack() as stack:
         for name, function in instead.items():
-            stack.enter_context(_attribute(keras.Model, name, calls.replaced(getattr(keras.Model, name), function)))
+            stack.enter_context(
+                replaced_attribute(keras.Model, name, calls.replaced(getattr(keras.Model, name), function))
+            )
         for name, advice in _REFUSED.items():
-            stack.enter_context(_attribute(keras.Model, name, calls.refused(getattr(keras.Model, name), name, advice)))
+            stack.enter_context(
+                replaced_attribute(keras.Model, name, calls.refused(getattr(keras.Model, name), name, advice))
+            )
         scope = tf.distribute.Strategy.scope
-        stack.enter_context(_attribute(tf.distribute.Strategy, "scope", calls.replaced(scope, _scope_of_none(scope))))
+        stack.enter_context(
+            replaced_attribute(tf.distribute.Strategy, "scope", calls.replaced(scope, _scope_of_none(scope)))
+        )
         stack.enter_context(_overrides_refused(calls))
         yield
 
@@ -133,7 +139,7 @@ def _overrides_refused(calls: _Calls) -> Iterator[None]:
         changed.append((cls, cls.fit))
         cls.fit = calls.refused(cls.fit, f"the overridden fit ({cls.__name__}.fit)", "override train_step instead")
 
-    with _attribute(keras.Model, "__init_subclass__", classmethod(made)):
+    with replaced_attribute(keras.Model, "__init_subclass__", classmethod(made)):
         try:
             yield
         finally:
@@ -142,8 +148,14 @@ def _overrides_refused(calls: _Calls) -> Iterator[None]:
 
 
 @contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a class; afterwards it is its own again, or inherited."""
+def replaced_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a class have another attribute for a while; afterwards it is its own again, or inherited.
+
+    Args:
+        owner: the class.
+        name: name of the attribute.
+        value: what it is meanwhile.
+    """
     is_own, before = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)
     try:

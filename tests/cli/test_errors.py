@@ -243,10 +243,9 @@ FITS = """
 
 @pytest.mark.parametrize("verb", ["run", "plan"])
 def test_an_entry_that_trains_by_itself(call, write, verb):
-    fit = keras.Model.fit
     result = call(verb, f"{write(FITS)}:main", "--workers", 2)
     check(result, "calls fit", "without an entry", "__name__ == '__main__'")
-    assert "training" not in result.output and keras.Model.fit is fit
+    assert "training" not in result.output and "fit" not in vars(keras.Model)
 
 
 def test_steps_that_were_made_before(call, write, tmp_path):

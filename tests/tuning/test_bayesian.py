@@ -39,6 +39,7 @@ def searched(points, times_s, most=40, seed=0):
         search.note(number, float(times_s[number]))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_it_needs_fewer_trials_than_chance():
     points = grid()
