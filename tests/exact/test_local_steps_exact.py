@@ -493,6 +493,7 @@ def test_what_does_not_fit_is_refused(options, message):
         caramel.ARModel(context_of(), 2, **options)
 
 
+@pytest.mark.soak
 def test_no_step_reads_what_is_another_workers():
     emission = caramel.ARModel(context_of(), 2, sync_every=2).distributed.emission
     assert verify_alone(emission) is emission

@@ -84,7 +84,7 @@ def test_mixed_precision_by_fit(example):
     assert type(model.optimizer).__name__ == "LossScaleOptimizer"
 
 
-@pytest.mark.parametrize("name", ["digits_pairs", *in_soak("next_words")])
+@pytest.mark.parametrize("name", in_soak("digits_pairs", "next_words"))
 def test_by_fit_on_three_workers_as_on_one(example, name):
     module = example(name)
     found = [module.main(workers=workers, epochs=2, verbose=0) for workers in (3, 1)]

@@ -218,9 +218,11 @@ def _size_reads() -> list[tuple[Any, str, Any]]:
     def read_by(original: Callable[..., Any], is_item: bool) -> Callable[..., Any]:
         def read(recorder: Recorder, shape: Any, *args: Any) -> Any:
             value = original(shape, *args)
+            if recorder.own_ops is None:  # nobody asks, and TensorFlow itself reads very many shapes
+                return value
             shapes = [each for each in (shape, *args) if isinstance(each, tf.TensorShape)]
             is_told = is_item and (isinstance(value, int) or (isinstance(value, tf.TensorShape) and is_known(value)))
-            if recorder.own_ops is None or is_told or all(map(is_known, shapes)) or not reads_shape():
+            if is_told or all(map(is_known, shapes)) or not reads_shape():
                 return value
             recorder.asks_for_sizes = True
             if recorder.open_size is None:
