@@ -119,3 +119,16 @@ def read(name: str, handle: str, dtype: str, device: str, after: Iterable[str] =
 def assign(name: str, handle: str, value: str, dtype: str, device: str) -> NodeDef:
     """The assignment of a value to a variable."""
     return node(name, "AssignVariableOp", [handle, value], device, dtype=dtype_attribute(dtype))
+
+
+def settings_of(node: NodeDef) -> dict[str, tuple[object, ...]]:
+    """The attributes of a node that are numbers or texts.
+
+    Args:
+        node: the node.
+    """
+    return {
+        name: (value.i, value.b, value.f, value.s, tuple(value.list.i))
+        for name, value in node.attr.items()
+        if not name.startswith("_") and (value.WhichOneof("value") in ("i", "b", "f", "s") or value.list.i)
+    }

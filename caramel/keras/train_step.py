@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
-from caramel.errors import CaptureError, UnsupportedError
+from caramel.errors import UnsupportedError
 from caramel.frontend.recording.watching import note_number
 from caramel.keras.per_example import is_additive
 
@@ -146,19 +146,13 @@ class StepRecord:
         return metric_result
 
     def returned(self, logs: Any) -> None:
-        """Record the value that the training step returns.
-
-        Raises:
-            CaptureError: a log has no value.
-        """
+        """Record the value that the training step returns."""
         if not isinstance(logs, Mapping):
             return
 
         def recorded(value: Any, what: str) -> Any:
-            if value is None:  # Python's word for a number of examples that is not known in this trace
-                refusal = CaptureError(f"{what} is None: leave it out, or give a number")
-                refusal.may_pass_later = True
-                raise refusal
+            if value is None:  # also Python's word for a number of examples that is not known in this trace
+                note_number(value)
             known = self._results.get(id(value))
             return self.take(value, what) if known is None else known[1]
 

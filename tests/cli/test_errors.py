@@ -248,6 +248,17 @@ def test_an_entry_that_trains_by_itself(call, write, verb):
     assert "training" not in result.output and "fit" not in vars(keras.Model)
 
 
+@pytest.mark.parametrize("workers, is_doubted", [(2, False), (3, True)])
+def test_a_trace_of_another_share_is_doubted(call, write, tmp_path, workers, is_doubted):
+    program, trace = f"{write(STEP)}:build", tmp_path / "trace.json"
+    measured = call("trace", program, "--workers", 2, "--workers-on-host", 1, "--runs", 1, "--steps", 1, "--out", trace)
+    assert measured.exit_code == 0, measured.output
+    for verb in ("plan", "run"):
+        done = call(verb, program, "--workers", workers, "--trace", trace)
+        assert done.exit_code == 0, done.output
+        assert ("trace is of 3 examples on each worker, and here a worker has 2 of 6" in done.stderr) == is_doubted
+
+
 def test_steps_that_were_made_before(call, write, tmp_path):
     program = f"{write(STEP)}:build"
     asked = ("run", program, "--workers", 2, "--checkpoint", tmp_path / "saved", "--until-step", 1)

@@ -87,7 +87,7 @@ class Logged(OwnSteps):
 
     def train_step(self, data):
         logs = super().train_step(data)
-        return {**logs, "number": x_of(data).shape[0], "as a float": float(x_of(data).shape[0])}
+        return {**logs, "nothing": None, "number": x_of(data).shape[0], "as a float": float(x_of(data).shape[0])}
 
 
 def x_of(data):
@@ -109,6 +109,7 @@ def test_numbers_in_logs(data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that data of Python goes through this process
         got = caramel.fit(distributed, data(), epochs=2, verbose=0, workers=3, cluster=AS_WRITTEN)
+    assert got.history.pop("nothing") == want.history.pop("nothing") == [None, None]
     same((want, alone), (got, distributed))
     assert got.history["number"] == got.history["as a float"] == [BATCH, BATCH]
 

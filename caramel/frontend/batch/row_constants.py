@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +21,7 @@ from caramel.frontend.batch.domain import Examples, Independent, Size, Value, of
 from caramel.frontend.batch.sizes import MAX_ENTRIES
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, copied
+from caramel.graph.nodes import settings_of
 
 _POWERS = (1, 2, -1, -2)
 """Powers of the number of examples that are looked for."""
@@ -54,7 +54,7 @@ def row_constants(graph: Graph, whole: Graph, rows: int, parts: int) -> Mapping[
         for node, twin in zip_longest(nodes, others):  # in the order in which they were made: names may be counted on
             if node is None or twin is None:
                 raise _other_step((node or twin).name)
-            if twin.op != node.op or numbers_of(node) != numbers_of(twin):
+            if twin.op != node.op or settings_of(node) != settings_of(twin):
                 raise _other_step(node.name)
             if node.op == "Const" and (value := _value(node, twin, rows, parts)) is not None:
                 found[function, node.name] = value
@@ -71,15 +71,6 @@ def _other_step(name: str) -> CaptureError:
         f"op {name!r} is there, or is as it is, for one number of examples and not for another: the parts of several "
         "workers have other numbers than the batch of one device"
     )
-
-
-def numbers_of(node: NodeDef) -> dict[str, Any]:
-    """The attributes of a node that are numbers or texts; shapes may differ, and names do."""
-    return {
-        name: (value.i, value.b, value.f, value.s, tuple(value.list.i))
-        for name, value in node.attr.items()
-        if not name.startswith("_") and (value.WhichOneof("value") in ("i", "b", "f", "s") or value.list.i)
-    }
 
 
 def _functions(node: NodeDef) -> list[str]:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from caramel.errors import CaptureError
 from caramel.frontend.recording.user_code import is_library
+from caramel.graph.nodes import settings_of
 
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
@@ -187,10 +188,5 @@ class _Twins:
 
 def _settings(op: Any) -> Mapping[str, Any]:
     """The attributes of an op that are numbers or texts; seeds follow from how many ops there are."""
-    return {
-        name: (value.i, value.b, value.f, value.s, tuple(value.list.i))
-        for name, value in op.node_def.attr.items()
-        if not name.startswith("_")
-        and name not in ("seed", "seed2", "shared_name", "container")
-        and (value.WhichOneof("value") in ("i", "b", "f", "s") or value.list.i)
-    }
+    left_out = ("seed", "seed2", "shared_name", "container")
+    return {name: value for name, value in settings_of(op.node_def).items() if name not in left_out}
