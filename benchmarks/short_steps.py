@@ -6,6 +6,7 @@ after the other, round by round, so that what disturbs the machine disturbs all 
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -99,24 +100,23 @@ def _times_of(contender: SpmdContender, together: int, runs: int) -> list[float]
 def _contenders(
     workload: Workload,
     workers: int,
-    together: Sequence[int],
+    together: int,
     pythons: Mapping[str, str],
     testbed: Testbed,
     network: NetworkModel,
-) -> Iterator[dict[tuple[str, int], TimedRuns]]:
-    """All contenders, ready to run, by name and number of steps in a run."""
+) -> Iterator[dict[str, TimedRuns]]:
+    """All contenders, ready to run so many steps in a run, by name."""
     servers = cluster(workers, testbed)
     with ExitStack() as opened:
-        ready: dict[tuple[str, int], TimedRuns] = {}
+        ready: dict[str, TimedRuns] = {}
         for name in (FED, ON_WORKERS):
             session, batch = opened.enter_context(_ours(name, workload, workers, servers, network))
-            ready.update(((name, count), _timed(session, batch, count)) for count in together)
+            ready[name] = _timed(session, batch, together)
         for name, python in pythons.items():
             processes = Processes(name, testbed, workers, python)
             opened.callback(processes.close)
-            for count in together:
-                contender = SpmdContender(name, processes, workload, {}, {}, together=count)
-                ready[name, count] = partial(_times_of, contender, count)
+            contender = SpmdContender(name, processes, workload, {}, {}, together=together)
+            ready[name] = partial(_times_of, contender, together)
         yield ready
 
 
@@ -147,17 +147,15 @@ def measure(
         hosts = max(count, 2)
         with Testbed(hosts, _LINK_BYTES_PER_S) as testbed:
             network = measure_network(cluster(hosts, testbed), [hosts], FULL.network, "links of 10 Gbit/s")
-            for workload in workloads:
-                with _contenders(workload, count, together, pythons, testbed, network) as contenders:
+            for workload, steps in itertools.product(workloads, together):
+                with _contenders(workload, count, steps, pythons, testbed, network) as contenders:
                     for run in contenders.values():
                         run(_SETTLING_RUNS)
-                    times_s: dict[tuple[str, int], list[float]] = {key: [] for key in contenders}
+                    times_s: dict[str, list[float]] = {name: [] for name in contenders}
                     for _ in range(rounds):
-                        for (name, steps), run in contenders.items():
-                            times_s[name, steps].append(statistics.median(run(runs)))
-                for steps in together:
-                    of_steps = {name: each for (name, number), each in times_s.items() if number == steps}
-                    yield {"workload": workload.name, "workers": count, "steps": steps, "times_s": of_steps}
+                        for name, run in contenders.items():
+                            times_s[name].append(statistics.median(run(runs)))
+                yield {"workload": workload.name, "workers": count, "steps": steps, "times_s": times_s}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

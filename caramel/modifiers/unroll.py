@@ -14,29 +14,17 @@ from itertools import product
 from caramel.data import template
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
-from caramel.graph.nodes import assign, colocate, group, read, variable
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input
+from caramel.graph.nodes import colocate, group
 from caramel.graph.verify import verify_structure
-from caramel.modifiers.emission import Emission, Purpose, Role, own_name
+from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.place_input import input_name
 from caramel.modifiers.proof import agreed_order
+from caramel.modifiers.unrolled_elements import Place, TakenElements, taken_elements
 from caramel.signature import Signature
 
 MOST_NODES = 100_000
 """Nodes that the copies of a step may have: TensorFlow takes about half a minute to get ready for so many."""
-
-
-@dataclass(frozen=True)
-class TakenElements:
-    """How the workers take the elements of several steps at once.
-
-    Attributes:
-        advance: op of each worker that takes its next elements, one for each step, and keeps them.
-        counts: for each step the counts of each worker; see `caramel.signature.DataSignature`.
-    """
-
-    advance: tuple[str, ...]
-    counts: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -141,18 +129,19 @@ class Unrolling:
         Raises:
             InvariantError: a copy broke an invariant.
         """
-        places = [_Place(number, count) for number in range(count)]
+        places = [Place(number, count) for number in range(count)]
         nodes: list[NodeDef] = []
         elements = None
         if self._emission.pipeline is not None:
-            nodes, elements = self._taken(places)
+            data = self._signature.data
+            nodes, elements = taken_elements(self._graph, places, len(self._elements), data is not None and data.ahead)
         for place in places:
             nodes += self._copies(place)
         self._verify(nodes, places)
         signatures = tuple(self._signature_of(place) for place in places)
         return Unrolled(Graph(nodes, None, self._graph.versions), signatures, elements)
 
-    def _verify(self, nodes: Sequence[NodeDef], places: Sequence[_Place]) -> None:
+    def _verify(self, nodes: Sequence[NodeDef], places: Sequence[Place]) -> None:
         """Check inputs and cycles, and that all workers can keep one order of the transfers of all steps."""
         graph = Graph([*self._graph, *nodes], self._graph.library, self._graph.versions, self._graph)
         verify_structure(graph, "unroll", self._graph)
@@ -168,7 +157,7 @@ class Unrolling:
 
     # -- one step ----------------------------------------------------------------------------
 
-    def _copies(self, place: _Place) -> list[NodeDef]:
+    def _copies(self, place: Place) -> list[NodeDef]:
         """The nodes of a step, which wait on each worker for the step before."""
 
         def renamed(name: str) -> str:
@@ -208,7 +197,7 @@ class Unrolling:
                 others[rank].append(end)
         return tuple((step, *rest) for step, rest in zip(steps, others))
 
-    def _signature_of(self, place: _Place) -> Signature:
+    def _signature_of(self, place: Place) -> Signature:
         """The signature of a step."""
         signature = self._signature
 
@@ -224,45 +213,6 @@ class Unrolling:
             step=tuple(place.done(rank) for rank in range(len(signature.step))),
         )
 
-    # -- their elements ----------------------------------------------------------------------
-
-    def _taken(self, places: Sequence[_Place]) -> tuple[list[NodeDef], TakenElements]:
-        """The nodes that take elements for several steps."""
-        by_rank = [self._taken_by(rank, places) for rank in range(self._signature.workers)]
-        advance = tuple(nodes[-1].name for nodes, _ in by_rank)
-        counts = tuple(zip(*(counts for _, counts in by_rank)))
-        return [node for nodes, _ in by_rank for node in nodes], TakenElements(advance, counts)
-
-    def _taken_by(self, rank: int, places: Sequence[_Place]) -> tuple[list[NodeDef], list[str]]:
-        """The nodes that take a worker's elements, the last of which is done when all are kept; their counts.
-
-        One is taken after the other: each has the one before as an input, which is kept where the data has ended, and
-        TensorFlow runs nothing of a function with state before it has all inputs. The last one is also kept where a
-        single step has its own, for what is taken next.
-        """
-        keep, element = (self._graph[input_name(rank, name)] for name in (template.ADVANCE, template.ELEMENT))
-        held, new = data_texts(keep)
-        take, output = parse_input(new)
-        counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
-        nodes: list[NodeDef] = []
-        kept: list[NodeDef] = []
-        counts: list[str] = []
-        taken = self._graph[take].input[_BEFORE]
-        for place in places:
-            copy = copied(self._graph[take])
-            copy.name, copy.input[_BEFORE] = input_name(rank, f"{place.name}/take"), taken
-            taken = format_input(copy.name, output)
-            counts.append(tensor_name(format_input(copy.name, counts_output)))
-            handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), keep.device)
-            kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", keep.device))
-            own = read(input_name(rank, f"{place.name}/read"), handle.name, "variant", keep.device)
-            value = copied(element, [own.name])
-            value.name = place.element(rank)
-            nodes += [copy, handle, kept[-1], own, value]
-        kept.append(assign(input_name(rank, f"last_of_{len(places)}"), held, taken, "variant", keep.device))
-        all_kept = group(input_name(rank, f"take_{len(places)}"), [each.name for each in kept], keep.device)
-        return [*nodes, kept[-1], all_kept], counts
-
 
 _SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 """Ops with outputs of which one only has a value."""
@@ -270,48 +220,9 @@ _SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 _MERGES = frozenset({"Merge", "RefMerge"})
 """Ops that have a value where one of their inputs has one."""
 
-_BEFORE = 1
-"""Position of the element before among the inputs of what takes one; see `caramel.data.template`."""
-
 
 def _has_state(node: NodeDef, library: Library) -> bool:
     """Whether a node reads or writes what outlives a step."""
     if node.op in library or ops.is_stateful(node):
         return True
     return any(dtype == ops.DT_RESOURCE for _, dtype in ops.input_types(node))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A step among several.
-
-    Attributes:
-        number: how many are before it.
-        count: how many there are.
-    """
-
-    number: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        """Short text, in names."""
-        return f"step_{self.number}_of_{self.count}"
-
-    @property
-    def scope(self) -> str:
-        """Prefix of its nodes."""
-        return f"caramel/{self.name}/"
-
-    @property
-    def before(self) -> _Place:
-        """The step before."""
-        return replace(self, number=self.number - 1)
-
-    def done(self, rank: int) -> str:
-        """Name of the op that is done when a worker's part of it is."""
-        return own_name(rank, self.name)
-
-    def element(self, rank: int) -> str:
-        """Name of the node with a worker's element."""
-        return input_name(rank, f"{self.name}/element")

@@ -257,22 +257,35 @@ class TrainingSteps:
     def _run_on_data(self, data: WorkerData, steps: int) -> list[StepResult]:
         """Run unrolled steps on the workers' data; fewer where a pass ends."""
         with self.waiting_for_data():
-            shares = data.advance_several(lambda: self.unrolled.elements(steps))
+            shares = data.advance_several(lambda: self.unrolled.elements(steps), steps)
         if not shares:  # elements are taken one by one for now
             return [self._step_on_data(takes_next=False)]
         batches = [Batch({}, each, self._signature.reduction) for each in shares]
-        return self._run_together(self.unrolled.steps(steps), batches)
+        is_followed = not self._signature.sync_every or self._signature.sync_every % steps == 0  # by as many steps
+        return self._run_together(self.unrolled.steps(steps), batches, takes_next=is_followed)
 
-    def _run_together(self, together: StepsTogether, batches: Sequence[Batch]) -> list[StepResult]:
-        """Run the first of some unrolled steps, as many as there are batches."""
+    def _run_together(
+        self, together: StepsTogether, batches: Sequence[Batch], takes_next: bool = False
+    ) -> list[StepResult]:
+        """Run the first of some unrolled steps, as many as there are batches.
+
+        Args:
+            together: the steps.
+            batches: batch of each of them.
+            takes_next: whether the run may take the elements of as many next steps, too.
+        """
         timeout_s = self._timeout_s * len(batches)
+        counts, advance = self.data.run_ahead(together.elements) if takes_next and self.data is not None else ((), ())
 
         def run(fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], _: float) -> list[np.ndarray]:
             return self._executor.run(fetches, targets, feeds, timeout_s)
 
+        fetches, targets, feeds = together.run_of(batches)
         with self._naming_steps(len(batches)):
-            values = self._train(*together.run_of(batches), run)
-        return self._noted(batches, values)
+            values = self._train([*fetches, *counts], [*targets, *advance], feeds, run)
+        if self.data is not None:
+            self.data.took_ahead(values[len(fetches) :], together.elements)
+        return self._noted(batches, values[: len(fetches)])
 
     # -- batches -----------------------------------------------------------------------------
 

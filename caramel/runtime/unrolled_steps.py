@@ -15,7 +15,8 @@ from caramel.compiler.distributed_model import DistributedModel
 from caramel.graph.graph import Graph
 from caramel.graph.nodes import node
 from caramel.modifiers.emission import own_name
-from caramel.modifiers.unroll import MOST_NODES, TakenElements, Unrolling
+from caramel.modifiers.unroll import MOST_NODES, Unrolling
+from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.feeds import Batch, step_feeds, step_fetches
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.signature import Signature

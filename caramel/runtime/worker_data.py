@@ -12,12 +12,13 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX
 from caramel.errors import CheckpointError, DataError, EndOfData, InputError, StepError
-from caramel.modifiers.unroll import TakenElements
+from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
@@ -41,6 +42,21 @@ _MAX_FAILURES = 1000
 
 _ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
 """State of a pass, in the saved position; see `DataSignature.position`."""
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Elements that the run of a step, or of several, has taken for the next ones.
+
+    Attributes:
+        counts: of each element those of all workers.
+        elements: how several were taken; None for the one of a single step.
+        used: how many of them were used since.
+    """
+
+    counts: Sequence[Sequence[np.ndarray]]
+    elements: TakenElements | None
+    used: int = 0
 
 
 class WorkerData:
@@ -72,7 +88,7 @@ class WorkerData:
         self._failed_before = 0  # how many of the elements that come again may have failed before
         self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
         self._has_ended: EndOfData | None = None  # found behind elements that were taken together
-        self._next: list[np.ndarray] | None = None  # counts of the element that the run of a step has taken
+        self._next: _Ahead | None = None
         self._has_element = [False] * self._workers
         self._run([*self._names.clear, *self._names.forget], {})
 
@@ -122,29 +138,53 @@ class WorkerData:
         """
         self._get_ready()
         if self._next is not None:
-            counts, self._next = self._next, None
-            return self._checked(counts)
+            return self._given(self._next)
         counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
         return self._checked(counts)
 
-    def run_ahead(self) -> tuple[Sequence[str], Sequence[str]]:
-        """What the run of a step may fetch, and run, to take the next element; nothing where that is not possible."""
-        is_possible = self._names.ahead and self._state == _GOING and not self._one_by_one and self._next is None
-        return (self._names.counts, self._names.advance) if is_possible else ((), ())
+    def _given(self, ahead: _Ahead) -> tuple[int, ...]:
+        """What `advance` returns, for the first of the elements that were taken ahead."""
+        taken, self._next = self._taken, None
+        shares = self._checked(ahead.counts[ahead.used])
+        if ahead.elements is not None:
+            try:
+                self._run(ahead.elements.move[ahead.used], {})
+            except BaseException:  # interrupted: it is moved once more
+                self._taken, self._next = taken, ahead
+                raise
+        if ahead.used + 1 < len(ahead.counts):
+            self._next = replace(ahead, used=ahead.used + 1)
+        return shares
 
-    def took_ahead(self, counts: Sequence[np.ndarray]) -> None:
-        """Note that the run of a step has taken the next element.
+    def run_ahead(self, elements: TakenElements | None = None) -> tuple[Sequence[str], Sequence[str]]:
+        """What the run of steps may fetch, and run, to take the next elements; nothing where that is not possible.
+
+        Args:
+            elements: how elements are taken where several steps are the run; None for a single step.
+        """
+        is_going = self._state == _GOING and self._has_ended is None and not self._one_by_one
+        if not self._names.ahead or not is_going or self._next is not None:
+            return (), ()
+        if elements is None:
+            return self._names.counts, self._names.advance
+        return elements.counts, elements.advance_ahead
+
+    def took_ahead(self, counts: Sequence[np.ndarray], elements: TakenElements | None = None) -> None:
+        """Note that the run of steps has taken the next elements.
 
         Args:
             counts: values of what `run_ahead` says to fetch; none where nothing was taken.
+            elements: what `run_ahead` was given.
         """
-        self._next = list(counts) or None
+        if len(counts):
+            self._next = _Ahead([list(counts)] if elements is None else _by_step(counts), elements)
 
-    def advance_several(self, elements_of: Callable[[], TakenElements]) -> list[tuple[int, ...]]:
+    def advance_several(self, elements_of: Callable[[], TakenElements], steps: int) -> list[tuple[int, ...]]:
         """Take the next elements, one for each of several steps.
 
         Args:
-            elements_of: function that says how they are taken, and for how many steps.
+            elements_of: function that says how they are taken.
+            steps: number of steps.
 
         Returns:
             What `advance` returns, for each step; fewer at the end of a pass. An empty list where the next one is
@@ -156,18 +196,21 @@ class WorkerData:
             DataError: a pipeline failed.
         """
         self._get_ready()
-        if self._one_by_one or self._state == _AFTER_ERROR or self._next is not None:
+        if self._one_by_one or self._state == _AFTER_ERROR:
             return []
-        elements, taken = elements_of(), self._taken
+        if self._next is not None and (self._next.elements is None or self._next.used):
+            return []
+        elements, ahead, taken = elements_of(), self._next, self._taken
+        if ahead is not None and ahead.elements != elements:  # those of another number of steps
+            return []
+        self._next = None
         self._is_lost = self._one_by_one = True  # until it is known how many were taken
-        counts_of_steps = list(zip(*elements.counts))
-        runs: list[Run] = [([*names], [op], {}) for names, op in zip(counts_of_steps, elements.advance)]
-        results = self._run_each(runs, len(elements.counts))
+        counts_of_steps = self._take_several(elements, steps) if ahead is None else ahead.counts
         shares: list[tuple[int, ...]] = []
-        if any(isinstance(result, StepError) for result in results):
+        if not counts_of_steps:
             return shares
         try:
-            for counts in zip(*results):
+            for counts in counts_of_steps:
                 taken = self._taken
                 shares.append(self._checked(counts))
         except EndOfData as error:
@@ -180,6 +223,13 @@ class WorkerData:
             return shares
         self._is_lost = self._one_by_one = False
         return shares
+
+    def _take_several(self, elements: TakenElements, steps: int) -> Sequence[Sequence[np.ndarray]]:
+        """The counts of all workers, for each of several steps; none if an element has failed."""
+        runs: list[Run] = [([counts], [op], {}) for counts, op in zip(elements.counts, elements.advance)]
+        results = [r if isinstance(r, StepError) else r[0] for r in self._run_each(runs, steps)]
+        counts = [r for r in results if not isinstance(r, StepError)]
+        return _by_step(counts) if len(counts) == len(results) else []
 
     def _get_ready(self) -> None:
         """Be after what was taken, in a pass.
@@ -453,6 +503,11 @@ class WorkerData:
             yield
         except StepError as error:
             raise DataError(f"the input pipeline {event}: {error}. No step has run") from error
+
+
+def _by_step(counts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """Counts of each worker for several steps, as those of all workers for each step."""
+    return [list(of_step) for of_step in zip(*counts)]
 
 
 def _check_saved(numbers: np.ndarray, prefix: str) -> None:

@@ -352,7 +352,7 @@ def test_a_number_that_is_chosen(on_workers, monkeypatch):
     with armodel.session() as session:
         session.run(batches, 30, steps_per_execution="auto", on_step=lambda r: runs.append(session.step_count))
         ((step_s, run_s, steps, node_s, most),) = asked
-        assert 0 < run_s < step_s < 5 and steps == 19 and most == 19
+        assert 0 < run_s < 5 and 0 < step_s < 5 and steps == 19 and most == 19
         assert node_s == session._steps.unrolled.nodes * READY_S_PER_NODE
         session.run(batches, steps_per_execution="auto")  # the number of steps is not known
         assert len(asked) == 1

@@ -12,7 +12,7 @@ from variants import in_soak
 
 import caramel
 from caramel.errors import DataError, EndOfData, StepError
-from caramel.modifiers.unroll import TakenElements
+from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.checkpoint import read_values, write_values
 from caramel.runtime.executor import SessionExecutor
 from caramel.runtime.worker_data import WorkerData
@@ -163,14 +163,27 @@ class Workers:
         self.next = [0] * count
         self.held = [None] * count
         self.several = [[] for _ in range(count)]  # what each has taken for several steps
+        self.together = 0  # of how many that are run together
 
     def run_each(self, runs, steps):
         results = []
         for _, targets, feeds in runs:
+            if any(t.startswith("next") for t in targets):
+                results.append([self.take_several(rank, self.together) for rank in range(self.count)])
+                continue
+            if any(t.startswith("move") for t in targets):
+                if self.random.random() < 0.1:
+                    raise KeyboardInterrupt
+                for target in targets:
+                    _, step, rank = target.split("_")
+                    self.held[int(rank)] = self.several[int(rank)][int(step)]
+                results.append([])
+                continue
             if any(t.startswith("several") for t in targets):
                 if self.random.random() < 0.1:
                     raise KeyboardInterrupt
-                results.append(self.take_several(int(targets[0].rpartition("_")[2]), steps))
+                taken = self.take_several(int(targets[0].rpartition("_")[2]), steps)
+                results.append(taken if isinstance(taken, StepError) else [taken])
                 continue
             if any(t.startswith("begin") for t in targets):
                 self.next = [int(feeds.get(f"skip_{rank}", 0)) for rank in range(self.count)]
@@ -188,7 +201,7 @@ class Workers:
                 return StepError("broken")
             self.several[rank].append(self.held[rank])
             counts.append(self.counts(rank))
-        return counts
+        return np.array(counts)
 
     def take(self, rank, start):
         """One element (or group) from number `start` on; False if it fails on the way."""
@@ -249,15 +262,19 @@ def test_workers_find_to_each_other_again(count, length, grouped, bad, together,
     bad = set() if ahead else bad  # only where nothing fails does the run of a step take the next element
     workers = Workers(count, length, count if grouped else 1, bad, random)
     data = driver(workers, ahead)
+    ranks, workers.together = range(count), together
     several = TakenElements(
-        tuple(f"several_{rank}" for rank in range(count)), tuple(tuple("c" * count) for _ in range(together))
+        advance=tuple(f"several_{rank}" for rank in ranks),
+        counts=tuple("c" * count),
+        advance_ahead=tuple(f"next_{rank}" for rank in ranks),
+        move=tuple(tuple(f"move_{step}_{rank}" for rank in ranks) for step in range(together)),
     )
     used, errors, interrupts = [], 0, 0
     while True:
         shares = []
         try:
-            if together > 1:
-                shares = data.advance_several(lambda: several)
+            if together > 1 and random.random() < 0.8:
+                shares = data.advance_several(lambda: several, together)
             if not shares:
                 data.advance()
         except KeyboardInterrupt:
@@ -274,6 +291,10 @@ def test_workers_find_to_each_other_again(count, length, grouped, bad, together,
             taken = [each[: len(shares)] for each in workers.several]
             assert all(each == taken[0] for each in taken), taken
             used += taken[0]
+            if len(shares) == together and random.random() < 0.7:
+                counts, advance = data.run_ahead(several)
+                assert not advance or ahead
+                data.took_ahead(workers.run_each([(counts, advance, {})], 1)[0] if advance else (), several)
             continue
         assert len(set(workers.held)) == 1, workers.held
         used.append(workers.held[0])
@@ -403,9 +424,9 @@ def test_no_data_goes_through_the_driver(sharding, monkeypatch):
     assert max(fetched + fed for fetched, fed in runs) < 200
 
 
-def sure_numbers():
+def sure_numbers(count=14):
     """Numbers of which none can fail."""
-    return tf.data.Dataset.range(14).map(lambda n: (n, tf.cast(n, tf.float32)))
+    return tf.data.Dataset.range(count).map(lambda n: (n, tf.cast(n, tf.float32)))
 
 
 def test_elements_taken_ahead(tmp_path):
@@ -425,7 +446,6 @@ def test_elements_taken_ahead(tmp_path):
         check(session.steps_together(3))
         check(session.run(steps=2, steps_per_execution=2))
         check(session.run(steps=3, steps_per_execution=2))
-        assert session._steps.data.run_ahead()[0]  # the step that was left over has taken nothing ahead
         session.trace_next(lambda metadata: None)
         check(session.run(steps=2))
         session.restart_data()
@@ -443,6 +463,64 @@ def test_elements_taken_ahead(tmp_path):
         check(session.run(steps=5))
 
 
+def test_elements_of_several_steps_taken_ahead(tmp_path, monkeypatch):
+    """The run of several steps takes those of as many next ones, and whatever comes then finds its own."""
+    numbers_of = [[*range(first, min(first + 3, 32))] for first in range(0, 32, 3)]  # 11 elements, the last of two
+    assert len(numbers_of) == 11
+    want = iter(numbers_of * 20)
+    with model(sure_numbers(32).batch(3), 2).session() as session:
+        data = session._steps.data
+        runs_beside = []
+        run_each = data._run_each
+        monkeypatch.setattr(data, "_run_each", lambda runs, steps: runs_beside.append(runs) or run_each(runs, steps))
+
+        def check(results, beside=None):
+            assert [seen(r) for r in results] == [next(want) for _ in results]
+            assert beside is None or len(runs_beside) == beside
+            runs_beside.clear()
+            return len(results)
+
+        assert check(session.steps_together(4)) == 4
+        assert check(session.steps_together(4), beside=0) == 4
+        assert check(session.steps_together(4), beside=0) == 3  # the pass ends
+        with pytest.raises(EndOfData):
+            session.steps_together(4)
+        assert check(session.steps_together(4), beside=2) == 4  # begins a pass, takes elements
+        check([session.step()], beside=1)  # moved to where a single step reads it
+        assert check(session.steps_together(4), beside=1) == 1  # so are those that are left
+        check(session.run(steps=2), beside=2)
+        assert check(session.steps_together(4), beside=1) == 3
+        with pytest.raises(EndOfData):
+            session.step()
+        check(session.steps_together(4))
+        assert check(session.steps_together(2)) == 1  # another number of steps
+        check(session.run(steps=6, steps_per_execution=2))
+        session.restart_data()
+        want = iter(numbers_of * 20)
+        check(session.run(steps=8, steps_per_execution=4))
+        assert data._next is not None
+        session.save(tmp_path / "saved")  # with elements that are taken, and not used
+        check(session.run(steps=9, steps_per_execution=4))
+        session.restore(tmp_path / "saved")
+        want = iter((numbers_of * 20)[8:])
+        check(session.run(steps=30, steps_per_execution=4))
+    for workers, together in ((1, 3), (2, 1)):
+        with model(sure_numbers(32).batch(3), workers).session() as session:
+            session.restore(tmp_path / "saved")
+            want = iter((numbers_of * 20)[8:])
+            assert [seen(r) for r in session.run(steps=20, steps_per_execution=together)] == [
+                next(want) for _ in range(20)
+            ]
+
+
+def test_a_pass_of_as_many_elements_as_a_run_takes():
+    with model(sure_numbers(12).batch(2), 2).session() as session:
+        for _ in range(3):
+            assert [len(session.steps_together(3)) for _ in range(2)] == [3, 3]
+            with pytest.raises(EndOfData):
+                session.steps_together(3)
+
+
 def test_shuffles_whose_elements_are_taken_ahead(tmp_path):
     def shuffled():
         return model(sure_numbers().shuffle(14, seed=3).batch(4), 2)
@@ -458,6 +536,8 @@ def test_shuffles_whose_elements_are_taken_ahead(tmp_path):
     with shuffled().session() as session:
         session.restore(tmp_path / "saved")
         assert [seen(r) for r in session.run(steps=6)] == want[6:]
+    with shuffled().session() as session:
+        assert [seen(r) for r in session.run(steps=12, steps_per_execution=2)] == want
 
 
 def test_no_edge_crosses_workers_but_for_collectives_and_state():
