@@ -11,6 +11,7 @@ from typing import Any
 from caramel.analyzers.servers.placement import place, variable_groups
 from caramel.armodel import ARModel
 from caramel.errors import InputError
+from caramel.facts import Trace
 from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
@@ -36,12 +37,14 @@ class TriedPlan:
     Attributes:
         armodel: the compiled program, with the plan.
         network: model of the network; None where it was given.
+        trace: trace of the program; likewise.
         record: what the steps of the try were like.
         cluster: where they ran.
     """
 
     armodel: ARModel
     network: NetworkModel | None
+    trace: Trace | None
     record: RunRecord
     cluster: Cluster
 
@@ -100,14 +103,15 @@ def measured_plan(
         InputError: there is one worker, so no network.
         CaramelError: a part fails; see `measure_network`, `trace` and `ARModel`.
     """
-    options, network = measured_options(program, workers, cluster, devices, decisions, 4, say)
+    options = measured_options(program, workers, cluster, devices, decisions, 4, say)
     say("3 of 4: planning")
     armodel = ARModel(program.context, workers, device_list=list(devices) or None, **options)
     say("4 of 4: trying the plan")
     with armodel.session(cluster) as session:
         record = RunRecord(session, is_drawn)
         _try(session, program, record)
-    return TriedPlan(armodel, network, record, cluster)
+    network, trace_ = (options[name] if decisions.get(name) is None else None for name in ("network", "trace"))
+    return TriedPlan(armodel, network, trace_, record, cluster)
 
 
 def measured_options(
@@ -118,7 +122,7 @@ def measured_options(
     decisions: Mapping[str, Any],
     parts: int,
     say: Callable[[str], None],
-) -> tuple[dict[str, Any], NetworkModel | None]:
+) -> dict[str, Any]:
     """Options with a network and a trace, which are measured where they were not given.
 
     Args:
@@ -130,15 +134,11 @@ def measured_options(
         parts: number of parts of the whole work, of which these are the first two.
         say: function that is called with what begins.
 
-    Returns:
-        The options, and the network if it was measured.
-
     Raises:
         InputError: there is one worker, so no network; or there are more servers than variables.
         CaramelError: a measurement fails.
     """
     options = dict(decisions)
-    network = None
     model = program.context.for_workers(workers).model_for(workers)
     if options.get("servers") is not None:
         place(variable_groups(model), options["servers"])  # refuses too many before anything is measured
@@ -147,8 +147,7 @@ def measured_options(
             raise InputError("one worker sends nothing, so there is no network to measure: plan for 2 workers or more")
         total_bytes = sum(gradient.size_bytes for gradient in model.gradients)
         say(f"1 of {parts}: measuring the network, which takes less than a minute")
-        network = measure_network(cluster, [workers], quick_up_to(total_bytes), _where(cluster))
-        options["network"] = network
+        options["network"] = measure_network(cluster, [workers], quick_up_to(total_bytes), _where(cluster))
     if options.get("trace") is None:
         say(f"2 of {parts}: tracing the program's step")
         options["trace"] = trace(
@@ -159,7 +158,7 @@ def measured_options(
             device_list=list(devices) or None,
             description=_where(cluster),
         )
-    return options, network
+    return options
 
 
 def _where(cluster: Cluster) -> str:

@@ -31,8 +31,8 @@ from caramel.util.whole_files import check_writable
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
+    from caramel.cli.measured_plan import TriedPlan
     from caramel.cli.workflows import PlannedProgram
-    from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
 
 _NOT_PREDICTED = "nothing can be predicted without a network model: give --network FILE.json, or --measure"
@@ -128,8 +128,8 @@ def plan(
         loaded = loaded_program(program, arguments, workers)
         tried = measured_plan(loaded, workers, chosen, devices, decisions, pictures.are_wanted, say)
         made: ARModel | PlannedProgram = tried.armodel
-        if out is not None and tried.network is not None:
-            written.append(_save_network(tried.network, out))
+        if out is not None:
+            written += _save_measured(tried, out)
     else:
         load_quietly()  # the program imports Keras if it needs it
         from caramel.cli.workflows import planned
@@ -224,11 +224,16 @@ def _refuse_with_measure(**values: Any) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with --measure")
 
 
-def _save_network(network: NetworkModel, out: str) -> str:
-    """Save a measured network beside the plan; its file."""
+def _save_measured(tried: TriedPlan, out: str) -> list[str]:
+    """Save what was measured beside the plan; the files."""
+    from caramel.measure.trace_file import save_trace
     from caramel.netmodel.file import save
 
-    file = str(Path(out).with_suffix(".network.json"))
-    check_writable(file)
-    save(network, file)
-    return file
+    files = []
+    if tried.network is not None:
+        files.append(str(Path(out).with_suffix(".network.json")))
+        save(tried.network, files[-1])
+    if tried.trace is not None:
+        files.append(str(Path(out).with_suffix(".trace.json")))
+        save_trace(tried.trace, files[-1])
+    return files

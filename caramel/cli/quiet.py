@@ -26,13 +26,13 @@ _NOISE = re.compile(
 
 
 def load_quietly() -> None:
-    """Load TensorFlow and look for devices; lines of `_NOISE` are left out, unless it fails, or the user wants them."""
+    """Load TensorFlow and look for devices; lines of `_NOISE` are left out, unless it fails, or the level is 0."""
     from caramel.runtime.host.environment import load_tensorflow
 
-    if _LEVEL in os.environ or "tensorflow" in sys.modules:
+    if os.environ.get(_LEVEL) == "0" or "tensorflow" in sys.modules:
         load_tensorflow()
         return
-    os.environ[_LEVEL] = "2"  # start-up messages of later parts
+    os.environ.setdefault(_LEVEL, "2")  # start-up messages of later parts
     with _held_back():
         tf = load_tensorflow()
         tf.config.list_physical_devices()  # initializes nothing that a program could still set

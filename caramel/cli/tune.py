@@ -74,7 +74,7 @@ def tune(
     from caramel.tuning.live import tune as tuned
 
     loaded = loaded_program(program, arguments, workers)
-    options, _ = measured_options(loaded, workers, chosen, devices, decisions, 3, say)
+    options = measured_options(loaded, workers, chosen, devices, decisions, 3, say)
     say(f"3 of 3: up to {trials} trials of {steps} steps")
     numbers = iter(range(trials + 1))
 

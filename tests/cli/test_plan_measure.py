@@ -59,10 +59,13 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
         said.stdout,
     )
     assert found and 5 <= int(found[2]) <= 33 and float(found[1]) > 0
-    assert f"written: {file}, {tmp_path / 'plan.network.json'}" in said.stdout
+    measured = [tmp_path / f"plan.{name}.json" for name in ("network", "trace")]
+    assert f"written: {file}, {measured[0]}, {measured[1]}" in said.stdout
     assert load(tmp_path / "plan.network.json").workers == (2,)
     plan = caramel.Plan.load(file)
     assert plan.prediction is not None
+    again = run("plan", script, "--workers", 2, "--network", measured[0], "--trace", measured[1], "--diff", file)
+    assert f"no difference from {file}" in again.stdout
     _, *following = shlex.split(re.search("^next: (.*)$", said.stdout, re.MULTILINE)[1])
     assert following == ["run", str(script), "--workers", "2", "--cluster", "in-process", "--plan", str(file)]
     trained = run(*following)
@@ -99,7 +102,9 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4, servers=None))
 
     def said(step_s, cluster):
-        return str(TriedPlan(armodel, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster))
+        return str(
+            TriedPlan(armodel, None, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster)
+        )
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
     assert said(1.05, caramel.InProcess()).endswith(

@@ -47,6 +47,13 @@ def test_afterwards_standard_error_is_as_before(capfd):
     assert NOISE in capfd.readouterr().err
 
 
+def test_quiet_for_whoever_asks_for_less():
+    """TensorFlow's lines come before it looks at the level."""
+    loading = [sys.executable, "-c", "from caramel.cli.quiet import load_quietly; load_quietly()"]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    assert subprocess.run(loading, env=environment, capture_output=True, text=True, timeout=180).stderr == ""
+
+
 @pytest.mark.parametrize(
     "arguments", [["run", "--cluster", "in-process"], *in_soak(["run", "--cluster", "processes"], ["plan"], ["export"])]
 )
