@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -14,6 +14,7 @@ from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece
 from caramel.local_plan import Exchange, LocalSteps
 from caramel.outline import Outline
+from caramel.plan_diff import plan_differences
 from caramel.prediction import Prediction
 from caramel.server_plan import ParameterServers
 from caramel.util.arguments import shown
@@ -522,42 +523,7 @@ class Plan:
         Args:
             other: plan to compare with.
         """
-        lines = []
-        for each in fields(Plan):
-            if each.name in ("transfers", "proof", "prediction", "order", "edges", "outline", "aliases"):
-                continue
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(mine, ParameterServers) and isinstance(theirs, ParameterServers):
-                lines += mine.diff(theirs)
-            elif mine != theirs:
-                lines.append(f"{each.name}: {mine} -> {theirs}")
-        lines += [f"{name}: {mine} -> {theirs}" for name, mine, theirs in self._moved(other)]
-        for name in ("order", "edges"):
-            if getattr(self, name) != getattr(other, name):
-                lines.append(
-                    f"{name}: {len(getattr(self, name))} -> {len(getattr(other, name))} entries, different ones"
-                )
-        mine_s, theirs_s = (p.prediction.timeline.iteration_s if p.prediction else None for p in (self, other))
-        if mine_s != theirs_s:
-            lines.append(f"predicted step: {_milliseconds(mine_s)} -> {_milliseconds(theirs_s)}")
-        return "\n".join(lines)
-
-    def _moved(self, other: Plan) -> list[tuple[str, str, str]]:
-        """Gradients whose transfers differ, with the descriptions of their transfers in either plan."""
-        mine, theirs = self._travels(), other._travels()
-        names = list(dict.fromkeys([*mine, *theirs]))
-        descriptions = ((name, mine.get(name, "not there"), theirs.get(name, "not there")) for name in names)
-        return [(name, here, there) for name, here, there in descriptions if here != there]
-
-    def _travels(self) -> dict[str, str]:
-        parts_by_gradient: dict[str, list[str]] = {}
-        for number, t in enumerate(self.transfers):
-            for piece in t.pieces:
-                part = "" if len(self.pieces[piece.gradient]) == 1 else f"[{_range(piece)}] "
-                wire = f" as {t.wire}" if t.wire else ""
-                how = f"{part}transfer {number} ({len(t.pieces)} pieces, {t.size_bytes} bytes), {t.window}, "
-                parts_by_gradient.setdefault(piece.gradient, []).append(f"{how}{t.algorithm} x{t.depth}{wire}")
-        return {name: "; ".join(parts) for name, parts in parts_by_gradient.items()}
+        return plan_differences(self, other)
 
 
 _MOST_NAMES = 6
@@ -582,7 +548,3 @@ def _on_wire(transfer: Transfer | Exchange) -> str:
 
 def _range(piece: Piece) -> str:
     return f"{piece.start}:{piece.start + (piece.elements or 0)}"
-
-
-def _milliseconds(time_s: float | None) -> str:
-    return "unknown" if time_s is None else format_ms(time_s)

@@ -164,11 +164,15 @@ def plan(
         "" if tried is None else str(tried),
         "\n".join(f"checked: {statement}" for statement in checked),
         *explanations,
-        "" if earlier is None else earlier.diff(finished) or f"no difference from {other}",
+        "" if earlier is None else _compared(earlier.diff(finished), other),
         f"written: {', '.join(written)}" if written else "",
         "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
     ]
     click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+
+
+def _compared(differences: str, other: str | None) -> str:
+    return f"{other} -> this plan:\n{differences}" if differences else f"no difference from {other}"
 
 
 def _refuse_predictions(timeline: str | None, as_json: bool) -> None:

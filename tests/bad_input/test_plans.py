@@ -1,6 +1,7 @@
 """Plans that do not fit, or were edited."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -258,9 +259,23 @@ def test_the_proof_says_what_holds(context):
 def test_differences_are_said(context, plan):
     other = caramel.ARModel(context, 2, batching=False, postponed=["w"], algorithm="ring").plan
     text = plan.diff(other)
-    assert "w: transfer" in text and "backward, star x1" in text and "forward, ring x1" in text
-    assert f"extra_bytes: 0 -> {15 * 4}" in text
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("w "))
+    assert re.fullmatch(r"w in transfer \d, backward, star x1 in transfer \d, forward, ring x1", " ".join(row))
+    assert f"bytes kept for the next step: 0 -> {15 * 4}" in text.splitlines()
+    assert max(map(len, text.splitlines())) <= 100
     assert plan.diff(plan) == ""
+
+
+def test_differences_of_many_gradients_are_counted(plan):
+    def of(many, algorithm):
+        pieces = [Piece(f"g{number}", 0, 1) for number in range(many)]
+        return replace(
+            plan, transfers=tuple(replace(plan.transfers[0], pieces=(p,), algorithm=algorithm) for p in pieces)
+        )
+
+    lines = of(50, "star").diff(of(50, "ring")).splitlines()
+    assert lines[-1] == "and 30 more gradients" and sum("star x1" in line for line in lines) == 20
+    assert of(2, "star").diff(of(3, "star")).splitlines()[-1].split()[:3] == ["g2", "not", "there"]
 
 
 def test_a_plan_explains_itself(context):
