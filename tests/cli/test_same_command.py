@@ -78,6 +78,7 @@ def test_fit_on_servers_of_a_file(network, hosts):
     assert "has ended without closing its session" not in servers[0].stdout.read()
 
 
+@pytest.mark.soak  # as hierarchies over processes, and measurements of workers on shared hosts
 def test_workers_that_share_hosts_are_measured_and_used(network, least_squares, least_squares_losses, write, tmp_path):
     """Two hosts, each a server of two workers: the all-reduce for such hosts is measured, and can be trained with."""
     hosts = write("127.0.0.1:20022 workers=2\n127.0.0.2:20023 workers=2\n", "pairs.txt")

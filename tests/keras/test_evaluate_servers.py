@@ -73,8 +73,8 @@ def assert_same(got, want):
         *in_soak(("images", 1, 1, None)),
         ("words", 2, 2, "none"),
         *in_soak(("words", 3, 1, "read")),
-        ("two outputs", 2, 3, "tio"),
-        ("subclassed", 2, 2, "random"),
+        *in_soak(("two outputs", 2, 3, "tio")),
+        *in_soak(("subclassed", 2, 2, "random")),
     ],
 )
 def test_results_are_those_of_workers_that_have_the_model(name, workers, servers, ordering):

@@ -131,7 +131,7 @@ def test_numbers_are_the_models(given):
         trained(given)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.usefixtures("namespaces")
 def test_a_short_step_is_measured_and_several_are_one_run(capsys):
