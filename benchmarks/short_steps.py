@@ -47,7 +47,7 @@ TimedRuns = Callable[[int], list[float]]
 """Number of runs -> seconds of a step in each."""
 
 
-def _fed(workload: Workload) -> tuple[Context, tuple[np.ndarray, np.ndarray]]:
+def fed(workload: Workload) -> tuple[Context, tuple[np.ndarray, np.ndarray]]:
     """A workload's step, captured without data, and a batch for it."""
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def _ours(name: str, workload: Workload, workers: int, servers: Any, network: Ne
     """A session of this library, planned from a trace and a measured network, and what a step is fed."""
     import caramel
 
-    context, batch = _fed(workload) if name == FED else (captured(workload), None)
+    context, batch = fed(workload) if name == FED else (captured(workload), None)
     given = () if batch is None else batch
     trace = caramel.trace(context, *given, workers=workers, cluster=servers, runs=5, steps=20, progress=False)
     model = ARModel(context, workers, trace=trace, network=network)

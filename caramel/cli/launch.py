@@ -32,13 +32,13 @@ class LaunchedPlace(Place):
         """Whether the command starts servers: on the hosts."""
         return True
 
-    def cluster(self, workers: int) -> Cluster:
-        """The cluster, whose workers listen; they are stopped with the command."""
+    def cluster(self, workers: int, trains: bool = False) -> Cluster:
+        """The cluster, whose workers listen, that of task 0 too; they are stopped with the command."""
         assert self.membership is not None
         started = RemoteWorkers(self.membership, replace(self.remote, threads=self.threads))
         click.get_current_context().obj["workers"] = started
         started.start()
-        cluster = super().cluster(workers)  # this loads TensorFlow meanwhile
+        cluster = super().cluster(workers, trains)  # this loads TensorFlow meanwhile
         started.await_all()
         return cluster
 

@@ -13,6 +13,7 @@ import click
 from caramel.cli.quiet import load_quietly
 from caramel.errors import InputError
 from caramel.graph.devices import WORKER_JOB, cpu_count, devices_on_servers, other_than_default
+from caramel.runtime.host.environment import prepare_server
 from caramel.runtime.host.membership import LAST_PORT, Membership, checked_addresses, from_tf_config
 from caramel.util.arguments import whole_number
 
@@ -216,11 +217,12 @@ class Place:
         number = cpu_count(devices, (WORKER_JOB, self.membership.task)) if devices else None
         serve(self.membership, number, self.threads, exits_with_driver=True)
 
-    def cluster(self, workers: int) -> Cluster:
+    def cluster(self, workers: int, trains: bool = False) -> Cluster:
         """The cluster, and TensorFlow loaded. What is started for it ends with the command.
 
         Args:
             workers: number of workers.
+            trains: whether the command trains and ends: then the server of its own task is in this process.
 
         Raises:
             CaramelError: there is none, or this process is not the one that drives it.
@@ -230,6 +232,9 @@ class Place:
             from caramel.runtime.clusters.ray_servers import ray_membership
 
             membership = click.get_current_context().with_resource(ray_membership(workers + self.parameter_servers))
+        drives_inside = trains and membership is not None and membership.task == 0
+        if drives_inside:
+            prepare_server()
         load_quietly()  # the program imports Keras if it needs it
         from caramel.runtime.clusters.existing import Servers
         from caramel.runtime.clusters.in_process import InProcess
@@ -247,6 +252,7 @@ class Place:
             membership.task,
             workers=membership.workers,
             parameter_servers=membership.parameter_servers,
+            drives_inside=drives_inside,
         )
         servers.check_drives()
         if membership.task == 0:
@@ -289,7 +295,6 @@ def serve(
     Raises:
         ClusterError: the port cannot be used.
     """
-    from caramel.runtime.host.environment import prepare_server
     from caramel.runtime.host.server import serve_forever
 
     assert membership.task is not None

@@ -151,14 +151,14 @@ def run(
     timeout_s(step_timeout, "--step-timeout")
     workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
     if is_script(program):
-        chosen = place.cluster(workers)
+        chosen = place.cluster(workers, trains=True)
         files = {"timeline": timeline, "report": report}
         run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions, files)
         return
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
-        chosen = place.cluster(workers)
+        chosen = place.cluster(workers, trains=True)
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory

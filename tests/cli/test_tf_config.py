@@ -158,6 +158,7 @@ def end_the_driver(network, arguments, cluster, number):
     assert wait_for(lambda: 2222 in listeners(network)), network.end(driver)
     time.sleep(2.0)  # into the first steps
     assert driver.poll() is None
+    assert len(network.others()) == 1  # the server is in the driver's process
     driver.send_signal(number)
     driver.wait(60)
     assert wait_for(lambda: 2222 not in listeners(network))
@@ -199,8 +200,8 @@ def test_a_port_that_cannot_be_used(network, program):
     assert network.line_of(network.start("-c", code)) == "up\n"
     result = caramel(network, *run(program))
     assert result.returncode == 1
-    assert "the server of task 0, 127.0.0.1:2222, did not start beside this process (exit code 1)" in result.stderr
-    assert "cannot listen" in result.stderr
+    assert "Error: the server cannot listen at 127.0.0.1:2222: " in result.stderr
+    assert "Does something else use the port?" in result.stderr
 
 
 @pytest.mark.soak  # as test_measure_and_train_on_servers, in the tests of clusters

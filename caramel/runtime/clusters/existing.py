@@ -28,7 +28,7 @@ from caramel.runtime.host.membership import Membership, checked_addresses, from_
 from caramel.runtime.host.names import host_of_address, unknown_hosts
 from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
-from caramel.runtime.host.server import GROUP_LEADER, START_TIMEOUT_S, serve_forever
+from caramel.runtime.host.server import GROUP_LEADER, START_TIMEOUT_S, is_inside, serve_forever, serve_inside
 from caramel.util.arguments import whole_number
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ class Servers(Cluster):
         workers: number of workers of each server, which has a virtual CPU device for each; empty for one each.
         parameter_servers: how many of the last servers are for parameters, as far as the description of the cluster
             says; 0 where it says nothing.
+        drives_inside: whether the server of task 0 that a session starts is in this very process, for processes that do
+            nothing else: a step's call, and what is fed, need not travel to it. It cannot be stopped, so it goes on
+            until the process ends. Where there are GPUs it is beside this process all the same.
 
     Examples:
         >>> import caramel
@@ -72,6 +75,7 @@ class Servers(Cluster):
     notes: tuple[str, ...] = ()
     workers: tuple[int, ...] = ()
     parameter_servers: int = 0
+    drives_inside: bool = False
 
     tracing_warning = (  # their threads are as many as they were started with
         "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
@@ -202,12 +206,18 @@ class Servers(Cluster):
         Args:
             devices: device string of each worker.
 
+        Returns:
+            The server, where it has to be stopped.
+
         Raises:
             ClusterError: it does not start.
         """
         if self.task != 0 or is_listening(self.addresses[0]):
             return None
         config = self.options.server_config(cpu_count(devices, (WORKER_JOB, 0)), GROUP_LEADER)
+        if self.drives_inside and not has_gpu():
+            serve_inside(self.addresses, config)
+            return None
         return OwnServer(self.addresses, config)
 
     def for_transfers(self, threads: int) -> Servers:
@@ -224,8 +234,8 @@ class Servers(Cluster):
 
     @contextmanager
     def held(self, workers: int) -> Iterator[None]:
-        """Keep the driver's own server, if it starts one; see `Cluster.held`."""
-        own = self.own_server(default_devices(workers))
+        """Keep the driver's own server, if it starts one, beside this process; see `Cluster.held`."""
+        own = replace(self, drives_inside=False).own_server(default_devices(workers))
         try:
             yield
         finally:
@@ -251,7 +261,8 @@ class Servers(Cluster):
             self._check_free(members[0])
             check_versions(members)
             is_free = True
-            attend(members if own is None else members[1:])
+            is_own = own is not None or is_inside(self.addresses[0])
+            attend(members[1:] if is_own else members)
             return ServersExecutor(
                 lambda: self._session(graph_def, devices, timeout_s), heartbeats, partial(self._named, heartbeats), own
             )

@@ -75,6 +75,29 @@ def serve_forever(
     _end()
 
 
+_inside: set[str] = set()
+"""Addresses of the servers of this process, which goes on to do something else."""
+
+
+def serve_inside(addresses: Sequence[str], config: Any) -> None:
+    """Start the server of task 0 in this process, which cannot stop it and has it until it ends.
+
+    Args:
+        addresses: address ``host:port`` of each worker, in order.
+        config: ConfigProto of the server.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, 0, config)
+    _inside.add(addresses[0])
+
+
+def is_inside(address: str) -> bool:
+    """Whether the server at an address is one of this process."""
+    return address in _inside
+
+
 def _end_with_input() -> None:
     while os.read(0, 1 << 16):
         pass
@@ -104,7 +127,9 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
             protocol="grpc",
         )
     except tf.errors.OpError as error:
-        raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
+        raise ClusterError(
+            f"the server cannot listen at {jobs[job][task]}: {error.message}. Does something else use the port?"
+        ) from error
     target: str = server.target
     return target
 

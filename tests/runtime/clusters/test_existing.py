@@ -60,6 +60,50 @@ def test_measure_and_train_on_servers(network):
         assert "anyone who reaches" in server.communicate(timeout=60)[1]
 
 
+INSIDE = """
+import tensorflow as tf
+import caramel
+from caramel.measure.netbench import Settings, measure_network
+
+with caramel.capture() as context:
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+    w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+    tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss)
+model = caramel.ARModel(context, 2)
+addresses = ["127.0.0.1:2222", "127.0.0.1:2223"]
+
+def losses(**options):
+    with model.session(caramel.Servers(addresses, task=0, **options)) as session:
+        found = [session.step({"x": [[1.0, 2.0], [3.0, 4.0], [0.1, 0.7]]}).loss for _ in range(5)]
+        return found, len(session.executor.pids())
+
+def is_listening():
+    with open("/proc/net/tcp") as file, open("/proc/net/tcp6") as more:
+        rows = [line.split() for line in (*file, *more)]
+    return any(row[1].endswith(":08AE") and row[3] == "0A" for row in rows)  # 2222
+
+beside = losses()
+assert beside[1] == 2 and not is_listening()
+few = Settings(sizes=(64, 4096), algorithms=("star",), depths=(1,), rounds=1, contention=False)
+measure_network(caramel.Servers(addresses, task=0, drives_inside=True), [2], few)
+assert not is_listening()  # what is measured has a server that is stopped
+inside = losses(drives_inside=True)
+assert inside == (beside[0], 1) and is_listening()
+assert losses(drives_inside=True) == losses() == inside  # there it stays
+print("same")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_in_the_drivers_process(network):
+    """It computes what one beside it does, serves sessions one after the other, and is not there for measurements."""
+    network.serve("--cluster", "127.0.0.1:2222,127.0.0.1:2223", "--task", 1)
+    result = network.run("-c", INSIDE)
+    assert (result.returncode, result.stdout) == (0, "same\n"), result.stderr
+
+
 @pytest.mark.parametrize(
     ("addresses", "message"),
     [
