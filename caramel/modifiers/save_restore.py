@@ -35,7 +35,7 @@ COMBINED_SCOPE = "caramel/combined"
 FILL = "caramel/tables/filled"
 
 STEPS_KEY = "caramel/steps"
-"""Checkpoint key of the number of steps, for programs that do not count them."""
+"""Checkpoint key of the number of steps, which the program may not count, or otherwise."""
 
 
 @dataclass(frozen=True)

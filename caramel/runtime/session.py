@@ -229,7 +229,7 @@ class Session:
 
     @property
     def step_count(self) -> int:
-        """Number of steps that the variables have seen: the program's own counter, if it has one."""
+        """Number of steps that the variables have seen; the program's own counter says it of what one device saved."""
         return self._steps.step_count
 
     # -- training ----------------------------------------------------------------------------

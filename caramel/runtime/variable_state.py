@@ -19,7 +19,13 @@ from caramel.frontend.recording.automatic_names import Renaming, counted_anew, p
 from caramel.graph.graph import NodeDef
 from caramel.model import Model, VariableClass
 from caramel.modifiers.exchange import momentum_keys
-from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, local_key, separately_saved
+from caramel.modifiers.save_restore import (
+    STEPS_KEY,
+    assignment_nodes,
+    file_copy_nodes,
+    local_key,
+    separately_saved,
+)
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
 from caramel.util.arguments import shown
@@ -292,10 +298,16 @@ class VariableState:
                 ) from error
 
     def _steps(self, prefix: str) -> int:
-        key = self._signature.steps_key
-        if not checkpoint.open_checkpoint(prefix).has_tensor(key):
-            return 0
-        return int(checkpoint.read_values(prefix, [key])[key])
+        """The number of steps that a checkpoint's values have seen.
+
+        The program's own counter says it of what one device has saved. It may count less than every step, or more:
+        the applications of gradients that are added up, or those of losses that did not overflow.
+        """
+        reader = checkpoint.open_checkpoint(prefix)
+        for key in (STEPS_KEY, self._signature.steps_key):
+            if reader.has_tensor(key):
+                return int(checkpoint.read_values(prefix, [key])[key])
+        return 0
 
     # -- from the workers --------------------------------------------------------------------
 

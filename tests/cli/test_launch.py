@@ -205,7 +205,9 @@ def test_wrong_options_start_nothing(write, monkeypatch, arguments, message):
 def test_arguments_of_a_script_are_no_options(write, monkeypatch):
     """What comes after ``--`` is the script's, and the hosts are those of the file all the same."""
     given = []
-    monkeypatch.setattr("caramel.cli.launch.LaunchedPlace.cluster", lambda place, workers, trains: (place.hosts, workers))
+    monkeypatch.setattr(
+        "caramel.cli.launch.LaunchedPlace.cluster", lambda place, workers, trains: (place.hosts, workers)
+    )
     monkeypatch.setattr("caramel.cli.run.run_script_on_workers", lambda *arguments: given.append(arguments))
     hosts, script = write("localhost:2222 workers=2\n", "hosts.txt"), write("pass", "train.py")
     arguments = ["launch", "--hosts", hosts, script, "--step-timeout", "9", "--", "--epochs", "3"]

@@ -134,8 +134,12 @@ def computing_ops_with_fused(model: Model, found: Dependencies) -> Mapping[str, 
     }
 
 
+_PASSING = ops.ZERO_COST_OPS - {"ReadVariableOp"}
+"""Ops that cost no time and pass on what their input is; behind a read there is no op, but a handle that all share."""
+
+
 def computing_ops(graph: Graph, producers: Iterable[str]) -> list[str]:
-    """The ops that compute a gradient, behind those that only pass it on.
+    """The ops that compute a gradient, behind those that only pass it on; of a variable's value the op that reads it.
 
     Args:
         graph: graph of the Model.
@@ -143,7 +147,7 @@ def computing_ops(graph: Graph, producers: Iterable[str]) -> list[str]:
     """
     computing: dict[str, None] = {}
     for name in producers:
-        while graph[name].op in ops.ZERO_COST_OPS and any(not text.startswith("^") for text in graph[name].input):
+        while graph[name].op in _PASSING and any(not text.startswith("^") for text in graph[name].input):
             name = node_of(graph[name].input[0])
         computing[name] = None
     return list(computing)

@@ -19,6 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NEEDED = {"graph.pb", "initial.index", "plan.json", "signature.json"}
 FOR_READERS = {"README.md", "run.py"}  # these may be changed
 MOST_BYTES = 200000000  # of a JSON file: more is none of an export
+STEPS_KEY = "caramel/steps"  # in a checkpoint: the number of steps
 OLD = ".before-save"  # end of the name of the checkpoint that a save replaces: none that a user would give
 
 
@@ -342,8 +343,9 @@ def restore(session, signature, prefix, initial):
             session.run(op, feeds)
         except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
             raise SystemExit("checkpoint %r cannot be restored: %s" % (prefix, in_one_line(error))) from error
-    key = signature["steps_key"]
-    return int(reader.get_tensor(key)) if reader.has_tensor(key) else 0
+    # The program's own counter may leave out steps: it says how many they were where one device has saved.
+    keys = [key for key in (STEPS_KEY, signature["steps_key"]) if reader.has_tensor(key)]
+    return int(reader.get_tensor(keys[0])) if keys else 0
 
 
 def arrays_in(path):
