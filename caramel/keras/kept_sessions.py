@@ -32,6 +32,7 @@ from caramel.keras.given_data import GivenData
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
 from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.heartbeat import abandon_at_the_end
 from caramel.runtime.session import Session
 from caramel.util.arrays import array_of
 from caramel.util.temporary import is_in_process
@@ -190,6 +191,7 @@ def _close_all() -> None:
             sessions.close()
 
 
+abandon_at_the_end()
 # The last function to be registered is the first to be called at the end. The first finalizer of a process registers
 # the one that calls them all. That of the driver's own server must come after this: closing would wait for it.
 weakref.finalize(_close_all, lambda: None)

@@ -45,8 +45,14 @@ class DaemonThreads:
         future: Future[Any] = Future()
         self._calls.put((future, function, arguments))
         if self._started < self._count:
-            self._started += 1
-            threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
+            try:
+                threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
+            except RuntimeError:  # the interpreter ends, and starts none any more (from Python 3.12 on)
+                if self._started == 0:
+                    self._calls.put(None)
+                    _work(self._calls)
+            else:
+                self._started += 1
         return future
 
 

@@ -284,14 +284,15 @@ class Servers(Cluster):
         Raises:
             ClusterError: one does not.
         """
+        most_s = min(timeout_s, START_TIMEOUT_S)
         try:
-            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S), self._say_for_whom)
+            heartbeats.await_all(most_s, partial(self._say_for_whom, most_s=most_s))
         except ClusterError as error:
             raise ClusterError(
                 f"{error}: {self._named(heartbeats) or 'something else listens there'}. {_START}"
             ) from None
 
-    def _say_for_whom(self, names: str) -> None:
+    def _say_for_whom(self, names: str, most_s: float) -> None:
         """Say for which servers this waits.
 
         Raises:
@@ -299,7 +300,7 @@ class Servers(Cluster):
         """
         if self.task is None and unknown_hosts(self.addresses):
             raise ClusterError(f"{names} did not answer within some seconds")
-        _logger.warning("waiting for %s, at most %g s", names, START_TIMEOUT_S)
+        _logger.warning("waiting for %s, at most %g s", names, most_s)
 
     @staticmethod
     def _check_free(first: Member) -> None:

@@ -6,6 +6,7 @@ dead link, not at all. A busy server answers within some milliseconds.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -13,7 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import tensorflow as tf
 
@@ -59,19 +62,6 @@ class Member:
 
 
 @dataclass
-class _State:
-    """What is known about a server.
-
-    Attributes:
-        answered_s: time of its last answer, on the monotonic clock; None before the first.
-        unanswered: number of questions since then that it has not answered.
-    """
-
-    answered_s: float | None = None
-    unanswered: int = 0
-
-
-@dataclass
 class _Stopped:
     """Whether no more is to be asked.
 
@@ -85,6 +75,77 @@ class _Stopped:
 
 
 @dataclass(eq=False)
+class _Heartbeat:
+    """The questions to one server.
+
+    Attributes:
+        member: the server.
+        driver: see `Heartbeats`.
+        stopped: whether to ask no more.
+        answered_s: time of its last answer, on the monotonic clock; None before the first.
+        unanswered: number of questions since then that it has not answered.
+    """
+
+    member: Member
+    driver: str
+    stopped: _Stopped
+    answered_s: float | None = None
+    unanswered: int = 0
+    _presence: Presence = field(init=False)
+    _session: Any = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._presence = Presence(self.member.task, self.driver)
+
+    def run(self) -> None:
+        """Ask, over and over, until no more is to be asked or the process ends."""
+        pause_s = 0.0
+        while not _is_over(self.stopped.event, pause_s):
+            began_s = time.monotonic()
+            if self._has_answered():
+                self.answered_s, self.unanswered = time.monotonic(), 0
+            else:
+                self.unanswered += 1
+                _logger.debug("%s has not answered %d times", self.member.name, self.unanswered)
+            pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
+            if self.answered_s is None:
+                pause_s = min(pause_s, INTERVAL_S / 4)
+        if self.stopped.event.is_set():
+            self.leave()
+
+    def _has_answered(self) -> bool:
+        try:
+            is_new = self._session is None
+            if is_new:
+                self._session = self._presence.open(self.member.target)
+            self._presence.ask(self._session)
+            if is_new and self.driver:
+                self._presence.stay(self._session)
+        except tf.errors.OpError as error:
+            is_answered = self._session is not None and error.error_code in _RESTARTED
+            if self._session is not None and (is_answered or self.answered_s is None):
+                leave_session(self._session)
+                self._session = None
+            return is_answered
+        return True
+
+    def leave(self) -> None:
+        """Let the server know that nothing is left there, where that is so; safe to call twice."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self.unanswered or not self.stopped.event.is_set():
+            leave_session(session)  # closing it would wait for the server
+            return
+        with suppress(tf.errors.OpError):
+            if self.driver and self.stopped.is_closed:
+                self._presence.leave(session)
+        closing = DaemonThreads(1, "closing").submit(session.close)  # its server may go at this very moment
+        if not wait([closing], INTERVAL_S).done:
+            leave_session(session)
+
+
+@dataclass(eq=False)
 class Heartbeats:
     """Asks servers until it is stopped.
 
@@ -95,18 +156,19 @@ class Heartbeats:
 
     members: Sequence[Member]
     driver: str = ""
-    _states: list[_State] = field(init=False)
+    _heartbeats: list[_Heartbeat] = field(init=False)
     _stopped: _Stopped = field(init=False, default_factory=_Stopped)
     _threads: list[threading.Thread] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._states = [_State() for _ in self.members]
-        for member, state in zip(self.members, self._states):
+        self._heartbeats = [_Heartbeat(member, self.driver, self._stopped) for member in self.members]
+        for heartbeat in self._heartbeats:
             # The interpreter waits for these threads: one that came back from TensorFlow while it ends would abort it.
-            arguments = (member, state, self.driver, self._stopped)
-            thread = threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}")
+            thread = threading.Thread(target=heartbeat.run, name=f"heartbeat of {heartbeat.member.name}")
             thread.start()
             self._threads.append(thread)
+        abandon_at_the_end()
+        _open.add(self)
 
     def lost(self) -> str:
         """The servers that answer no more, as a clause; empty while all do. One that never has is not among them."""
@@ -119,9 +181,9 @@ class Heartbeats:
     def _silent(self, unanswered: int) -> str:
         now_s = time.monotonic()
         names = [
-            f"{member.name} has not answered for {now_s - state.answered_s:.0f} s"
-            for member, state in zip(self.members, self._states)
-            if state.answered_s is not None and state.unanswered >= unanswered
+            f"{each.member.name} has not answered for {now_s - each.answered_s:.0f} s"
+            for each in self._heartbeats
+            if each.answered_s is not None and each.unanswered >= unanswered
         ]
         return "; ".join(names)
 
@@ -136,7 +198,7 @@ class Heartbeats:
             ClusterError: some have not.
         """
         began_s, is_said = time.monotonic(), False
-        while missing := [m.name for m, state in zip(self.members, self._states) if state.answered_s is None]:
+        while missing := [each.member.name for each in self._heartbeats if each.answered_s is None]:
             waited_s = time.monotonic() - began_s
             if waited_s > timeout_s:
                 raise ClusterError(f"{listed(missing)} did not answer within {timeout_s:g} s")
@@ -153,50 +215,33 @@ class Heartbeats:
         """
         self._stopped.is_closed = is_closed
         self._stopped.event.set()
+        _open.discard(self)
         deadline_s = time.monotonic() + _STOP_S
         for thread in self._threads:
             thread.join(max(deadline_s - time.monotonic(), 0.0))
+        if not threading.main_thread().is_alive():  # the process ends, and the threads had ended before
+            threads = DaemonThreads(len(self._heartbeats), "leaving")
+            wait([threads.submit(each.leave) for each in self._heartbeats], 2 * INTERVAL_S)
+
+    def abandon(self) -> None:
+        """Give the servers up, without a word to them, at the end of the process."""
+        for heartbeat in self._heartbeats:
+            heartbeat.leave()
 
 
-def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
-    """Ask one server, over and over."""
-    presence = Presence(member.task, driver)
-    session: Any = None
-    pause_s = 0.0
-    while not _is_over(stopped.event, pause_s):
-        began_s = time.monotonic()
-        try:
-            is_new = session is None
-            if is_new:
-                session = presence.open(member.target)
-            presence.ask(session)
-            if is_new and driver:
-                presence.stay(session)
-            is_answered = True
-        except tf.errors.OpError as error:
-            is_answered = session is not None and error.error_code in _RESTARTED
-            if session is not None and (is_answered or state.answered_s is None):
-                leave_session(session)
-                session = None
-        if is_answered:
-            state.answered_s, state.unanswered = time.monotonic(), 0
-        else:
-            state.unanswered += 1
-            _logger.debug("%s has not answered %d times", member.name, state.unanswered)
-        pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
-        if state.answered_s is None:
-            pause_s = min(pause_s, INTERVAL_S / 4)
-    if session is None:
-        return
-    if state.unanswered:
-        leave_session(session)  # closing it would wait for the server
-        return
-    with suppress(tf.errors.OpError):
-        if driver and stopped.is_closed:
-            presence.leave(session)
-    closing = DaemonThreads(1, "closing").submit(session.close)  # its server may go at this very moment
-    if not wait([closing], INTERVAL_S).done:
-        leave_session(session)
+_open: WeakSet[Heartbeats] = WeakSet()
+"""What was not stopped, because its session was not closed."""
+
+
+@cache
+def abandon_at_the_end() -> None:
+    """Let what is not stopped be given up at the end of the process: after all functions that are registered later."""
+    atexit.register(_abandon_all)
+
+
+def _abandon_all() -> None:
+    for heartbeats in list(_open):
+        heartbeats.abandon()
 
 
 def _is_over(stopped: threading.Event, pause_s: float) -> bool:

@@ -135,3 +135,44 @@ b.leave()
 print(looks(3), watch.is_over)
 """
     assert said(text) == ["[] False", "[] False", "[] True"]
+
+
+SERVER = """
+import time
+import tensorflow as tf
+server = tf.distribute.Server({"worker": ["127.0.0.1:2222"]}, job_name="worker", task_index=0)
+print("listens", flush=True)
+time.sleep(600)
+"""
+
+FIT = """
+import os
+import keras
+import numpy as np
+import caramel
+
+model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+caramel.fit(model, np.ones([4, 2]), np.ones(4), cluster=caramel.Servers(["127.0.0.1:2222"]), verbose=0)
+print(os.getpid())
+"""
+
+WHO_HAS_LEFT = """
+from caramel.runtime.host.presence import Presence
+presence = Presence("/job:worker/replica:0/task:0")
+with presence.open("grpc://127.0.0.1:2222") as session:
+    print(*sorted(presence.left(session)), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_leaves_at_the_end_of_its_process(network):
+    """Its session is closed then, when the threads that ask servers have ended."""
+    server = network.start("-c", SERVER)
+    assert network.line_of(server) == "listens\n"
+    fitted = network.run("-c", FIT)
+    assert fitted.returncode == 0, fitted.stderr
+    left = network.run("-c", WHO_HAS_LEFT).stdout.splitlines()
+    process = f"process {fitted.stdout.strip()} on "
+    assert [name.startswith(process) for name in left] == [True, True], left
+    assert sorted(", session" in name for name in left) == [False, True], left
