@@ -9,8 +9,9 @@ in several calls, parts of it to train and to validate on) draw from it in turn.
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,15 +29,22 @@ class _Pass:
     Attributes:
         dataset: weak reference to the dataset.
         batches_read: number of batches that were read.
+        is_users: whether the user's own code has made it; how much of it was read is not known then.
     """
 
     dataset: weakref.ref[Any]
     batches_read: int = 0
+    is_users: bool = False
 
 
 _passes_of_shuffle: WeakKeyDictionary[Any, list[_Pass]] = WeakKeyDictionary()
 """For each dataset that draws seeds: the passes over all datasets that are made from it, in order."""
 
+
+_ANOTHER_ORDER = (
+    "the dataset was read before the training, and its shuffles draw more than once in a pass: its examples come in "
+    "another order than Keras' own fit would read them in"
+)
 
 _ALL = 2**62
 """Number of batches that stands for those of a whole pass."""
@@ -64,13 +72,22 @@ class DataPasses:
             InputError: shuffles have drawn orders for other datasets, too, that cannot be drawn on the workers.
         """
         before = _passes_before(self.dataset) if is_dataset(self.dataset) else []
-        unseen = [self._read_of(one) for one in before[self._known_to_workers :]]
-        if unseen:
-            self.session.skip_data_passes(unseen)
+        if unseen := before[self._known_to_workers :]:
+            self._skip(unseen)
         else:
             self.session.restart_data()
         self._known_to_workers = len(before) + 1
         self._present = self._made()
+
+    def _skip(self, passes: Sequence[_Pass]) -> None:
+        """Let the workers' shuffles draw what theirs have drawn in passes that the workers have not made."""
+        try:
+            self.session.skip_data_passes([self._read_of(one) for one in passes])
+        except InputError:
+            if not any(one.is_users for one in passes):
+                raise
+            warnings.warn(_ANOTHER_ORDER, stacklevel=2)
+            self.session.restart_data()
 
     def leave_one_out(self) -> None:
         """Note a pass that is begun, and never read."""
@@ -106,7 +123,7 @@ class DataPasses:
         """The workers' data has no hooks."""
 
     def _read_of(self, one: _Pass) -> int | None:
-        return one.batches_read if one.dataset() is self.dataset else None
+        return one.batches_read if one.dataset() is self.dataset and not one.is_users else None
 
     def _made(self) -> _Pass | None:
         """Let the user's own dataset move on, too, for whoever reads it next."""
@@ -131,6 +148,15 @@ def note_pass(dataset: Any) -> _Pass:
     return made
 
 
+def note_read(dataset: Any) -> None:
+    """Note an iterator that the user's own code has made: to look at a batch, or for a layer to adapt to the data.
+
+    Args:
+        dataset: a tf.data.Dataset.
+    """
+    note_pass(dataset).is_users = True
+
+
 def note_evaluation(data: Any, steps: int | None, steps_at_once: int) -> None:
     """Note the iterators that Keras' ``evaluate`` makes.
 
@@ -150,12 +176,19 @@ def note_evaluation(data: Any, steps: int | None, steps_at_once: int) -> None:
 def _passes_before(dataset: Any) -> list[_Pass]:
     """The passes that the shuffles of a dataset have seen."""
     histories = [_passes_of_shuffle.get(shuffle, []) for shuffle in _shuffles(dataset)]
-    if any(len(history) != len(histories[0]) for history in histories):
+    if _are_uneven(histories) and any(one.is_users for history in histories for one in history):
+        warnings.warn(_ANOTHER_ORDER, stacklevel=3)
+        histories = [[one for one in history if not one.is_users] for history in histories]
+    if _are_uneven(histories):
         raise InputError(
             "the dataset is made from several shuffles, of which one has been read for another dataset, too: its next "
             "order cannot be drawn on the workers. Make that other dataset, or this one, from shuffles of its own"
         )
     return histories[0] if histories else []
+
+
+def _are_uneven(histories: Sequence[Sequence[_Pass]]) -> bool:
+    return any(len(history) != len(histories[0]) for history in histories)
 
 
 def _shuffles(dataset: Any) -> list[Any]:

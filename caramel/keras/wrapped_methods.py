@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from caramel.errors import ProgramError
+from caramel.keras.data_passes import note_read
 
 _REFUSED = {
     "train_on_batch": "call fit with a dataset or a keras.utils.PyDataset",
@@ -24,6 +25,8 @@ _REFUSED = {
 @contextmanager
 def wrapped_methods(instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Let methods of all Keras models do something else; what would train on one device alone is refused.
+
+    What the user reads of a dataset is noted, for the workers' shuffles.
 
     Calls within such a call, and calls in processes that this one forks, do what they always did.
 
@@ -49,6 +52,8 @@ def wrapped_methods(instead: Mapping[str, Callable[..., Any]]) -> Iterator[None]
         stack.enter_context(
             replaced_attribute(tf.distribute.Strategy, "scope", calls.replaced(scope, _scope_of_none(scope)))
         )
+        read = tf.data.Dataset.__iter__
+        stack.enter_context(replaced_attribute(tf.data.Dataset, "__iter__", calls.replaced(read, _noted(read))))
         stack.enter_context(_overrides_refused(calls))
         yield
 
@@ -105,6 +110,17 @@ def check_runs_on_workers(model: Any) -> None:
         )
     if tf.distribute.has_strategy():
         _refuse_scope(tf.distribute.get_strategy())
+
+
+def _noted(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that makes an iterator of a dataset, and notes it: its shuffles draw for it."""
+
+    def made(dataset: Any) -> Any:
+        iterator = read(dataset)
+        note_read(dataset)
+        return iterator
+
+    return made
 
 
 def _scope_of_none(scope: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -47,6 +47,39 @@ def test_a_script_gives_what_it_gives_on_one_device(file, tmp_path, monkeypatch)
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=f"result {number}")
 
 
+LOOKS = """
+import sys, keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
+train = tf.data.Dataset.from_tensor_slices((x, x.sum(1) + 3)).shuffle(60, seed=5{again}).batch(6)
+scaled = keras.layers.Normalization()
+scaled.adapt(train.map(lambda x, y: x))
+for images, labels in train.take(1):
+    print(images.shape)
+model = keras.Sequential([keras.Input([3]), scaled, keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+first = model.fit(train, epochs=2, verbose=0)
+next(iter(train))
+second = model.fit(train, epochs=2, verbose=0)
+np.savez(sys.argv[1] + ".npz", first.history["loss"], second.history["loss"], *model.get_weights())
+"""
+
+
+def test_data_that_was_looked_at_before(write, tmp_path):
+    """Its shuffles have drawn orders, which the workers' shuffles do not give to the training."""
+    script = write(LOOKS.replace("{again}", ""), "looks.py")
+    expected = results(lambda *a: run_script(a[0], list(map(str, a[1:]))), script, tmp_path / "one_device")
+    got = results(on_workers, script, tmp_path / "workers")
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_data_that_cannot_be_found_back_to_is_said(write, tmp_path):
+    script = write(LOOKS.replace("{again}", ").repeat(2"), "looks.py")
+    with pytest.warns(UserWarning, match="the dataset was read before the training, and its shuffles draw more than"):
+        results(on_workers, script, tmp_path / "workers")
+
+
 def test_there_are_ten_kinds():
     assert len(SCRIPTS) == 10
 
