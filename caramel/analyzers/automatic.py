@@ -132,7 +132,7 @@ def predict_step(
     Args:
         analyzers: analyzers of a policy.
         given: facts that are there, such as the step and the network. What provides one of them is left out.
-        drops_needless_order: whether no order is enforced where all gradients travel in one transfer, as in plans.
+        drops_needless_order: whether no order is enforced where none has a use, as in plans.
 
     Raises:
         InputError: the trace has no measured times.

@@ -45,16 +45,21 @@ def serialization() -> Analyzer:
 
 
 def without_needless_order(facts: Mapping[type, Any]) -> Mapping[type, Any]:
-    """Facts without an order that has no use: where all gradients travel in one transfer, it starts after the last.
+    """Facts without an order that has no use.
+
+    Where all gradients travel in one transfer, that starts after the last of them, and where all travel in the next
+    step's forward pass, they are all there at its beginning.
 
     Args:
         facts: facts of the analyzers by type, with those of a plan.
     """
     edges: ControlEdges = facts[ControlEdges]
     transfers: Transfers = facts[Transfers]
-    if not edges.edges or len(transfers.transfers) != 1 or transfers.transfers[0].window != BACKWARD:
+    is_next = all(transfer.window != BACKWARD for transfer in transfers.transfers)
+    if not edges.edges or not (is_next or len(transfers.transfers) == 1):
         return facts
-    none = ControlEdges((), "none", "nothing, since all gradients travel together, after the last of them")
+    why = "in the next step's forward pass" if is_next else "together, after the last of them"
+    none = ControlEdges((), "none", f"nothing, since all gradients travel {why}")
     apart = (facts[Boundaries].sharded, facts[Boundaries].divided) if Boundaries in facts else ()
     boundaries = find_boundaries(
         facts[Model], facts[Dependencies], facts[Trace], facts[UpdateOrder], none, facts[Network], *apart

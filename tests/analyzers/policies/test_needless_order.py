@@ -41,6 +41,17 @@ def test_one_transfer_of_everything_needs_no_order(context):
     assert plan.prediction.timeline.compute_s == pytest.approx(STEP_S["none"])
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_gradients_that_travel_in_the_next_step_need_none(context, left):
+    names = [gradient.name for gradient in context.model.gradients]
+    plan = caramel.ARModel(context, 2, **options_of(context, 1e-5), postponed=names[left:], batching=False).plan
+    assert len(plan.transfers) == len(names) and [t.window for t in plan.transfers].count("backward") == left
+    assert bool(plan.edges) == bool(left)
+    assert ("nothing, since all gradients travel in the next step's forward pass" in plan.order_reason) == (not left)
+    kind = "updates" if left else "none"
+    assert plan.prediction.timeline.compute_s == pytest.approx(STEP_S[kind], rel=1e-2)
+
+
 def test_several_do(context):
     plan = caramel.ARModel(context, 2, **options_of(context, 1e-5)).plan
     assert len(plan.transfers) > 1 and plan.edges and "control edges on each worker" in plan.order_reason
