@@ -11,6 +11,9 @@ from caramel.errors import listed
 _MOST = 4
 """Names of one kind of difference that are shown."""
 
+_FEW = 3
+"""Names that are shown where most are others."""
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -47,6 +50,14 @@ def differences(then: Outline | None, now: Outline) -> str:
         gone = [name for name in then.variables if name not in now.variables]
         new = [name for name in now.variables if name not in then.variables]
         return f"names: {listed(list(map(repr, new)), _MOST)} in place of {listed(list(map(repr, gone)), _MOST)}"
+    kept = set(then.variables) & set(now.variables)
+    if then.variables and now.variables and 2 * len(kept) < max(len(then.variables), len(now.variables)):
+        new = [repr(name) for name in now.variables if name not in kept]
+        gone = [repr(name) for name in then.variables if name not in kept]
+        counts = f"it has {len(now.variables)} variables, that one had {len(then.variables)}"
+        return f"it is another model: {counts}; " + "; ".join(
+            f"{what} {listed(names, _FEW)}" for what, names in (("new are", new), ("gone are", gone)) if names
+        )
     found = [
         *_changes("input", then.inputs, now.inputs),
         *_changes("variable", then.variables, now.variables),

@@ -18,10 +18,12 @@ from caramel.cli.options import (
     with_policies,
 )
 from caramel.cli.quiet import load_quietly
+from caramel.cli.scripts import ProgramCommand, check_program
 
 
-@click.command()
-@click.argument("program", metavar="FILE.py:ENTRY")
+@click.command(cls=ProgramCommand)
+@click.argument("program", metavar="FILE.py[:ENTRY]")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Directory to write.")
 @with_devices
@@ -30,11 +32,20 @@ from caramel.cli.quiet import load_quietly
 @with_policies
 @with_json
 @reporting_errors
-def export(program: str, workers: int, out: str, devices: tuple[str, ...], as_json: bool, **decisions: Any) -> None:
+def export(
+    program: str,
+    arguments: tuple[str, ...],
+    workers: int,
+    out: str,
+    devices: tuple[str, ...],
+    as_json: bool,
+    **decisions: Any,
+) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
     check_decisions(workers, devices, decisions)
+    check_program(program)
     load_quietly()
-    _, armodel = compiled(program, workers, devices, decisions, shows_plan=not as_json)
+    _, armodel = compiled(program, arguments, workers, devices, decisions, shows_plan=not as_json)
     armodel.export(out)
     if as_json:
         print_json({"written": [out], "plan": armodel.plan.digest, "workers": workers})

@@ -333,7 +333,6 @@ def checked_place(
     devices: Sequence[str],
     decisions: Mapping[str, Any],
     program: str,
-    arguments: Sequence[str],
 ) -> tuple[int, tuple[str, ...]]:
     """The workers of a command that runs a program, once all that is given was checked; or serve there.
 
@@ -343,7 +342,6 @@ def checked_place(
         devices: device of each worker; empty for the default.
         decisions: further options of `ARModel`, by name.
         program: ``FILE.py:ENTRY``, or ``FILE.py`` for a script.
-        arguments: arguments of a script.
 
     Returns:
         The number of workers, and their devices.
@@ -354,7 +352,7 @@ def checked_place(
     place.check(workers or 1)
     number, own_devices = place.size(workers, devices)
     check_decisions(number, own_devices, decisions)
-    check_program(program, arguments)
+    check_program(program)
     if place.serves:
         place.serve(own_devices)
     return number, own_devices
@@ -408,12 +406,17 @@ def _as_json_has_it(value: Any) -> Any:
 
 
 def compiled(
-    program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any], shows_plan: bool = True
+    program: str,
+    arguments: Sequence[str],
+    workers: int,
+    devices: tuple[str, ...],
+    decisions: dict[str, Any],
+    shows_plan: bool = True,
 ) -> tuple[Program, ARModel]:
     """Capture and compile a program file, and print the plan unless no more than results are to be said."""
     from caramel.cli.scripts import loaded_program
 
-    loaded = loaded_program(program, (), workers)
+    loaded = loaded_program(program, arguments, workers)
     from caramel.armodel import ARModel
 
     armodel = ARModel(loaded.context, workers, device_list=devices or None, **decisions)

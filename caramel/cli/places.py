@@ -305,13 +305,12 @@ def serve(
     serve_forever(membership.addresses, membership.task, number, threads, exits_with_driver, exits_with_input, as_json)
 
 
-def own_task(membership: Membership) -> int | None:
-    """The server that is on this machine; None where none is, or several are.
+def own_tasks(membership: Membership) -> list[int]:
+    """The servers that are on this machine.
 
     Args:
         membership: the cluster.
     """
     from caramel.runtime.host.names import host_of_address, is_this_machine
 
-    own = [task for task, address in enumerate(membership.addresses) if is_this_machine(host_of_address(address))]
-    return own[0] if len(own) == 1 else None
+    return [task for task, address in enumerate(membership.addresses) if is_this_machine(host_of_address(address))]

@@ -116,7 +116,7 @@ def plan(
         _refuse_graph(workers, out, is_checked)
         decisions["is_what_if"] = True
     check_decisions(workers, devices, decisions)
-    check_program(program, arguments)
+    check_program(program)
     earlier = None if other is None else _loaded_plan(other)
     if place.serves:
         place.serve(devices)
@@ -166,9 +166,17 @@ def plan(
         *explanations,
         "" if earlier is None else _compared(earlier.diff(finished), other),
         f"written: {', '.join(written)}" if written else "",
+        "" if tried is None or tried.network is None or out is None else _of_so_many(workers),
         "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
     ]
     click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+
+
+def _of_so_many(workers: int) -> str:
+    return (
+        f"note: the network that was written is known for {workers} workers: measure it for other numbers with caramel "
+        "netbench --workers N"
+    )
 
 
 def _compared(differences: str, other: str | None) -> str:

@@ -51,7 +51,7 @@ def profile(
 
     FILE.py alone is a script that trains a Keras model: it runs as far as its first fit.
     """
-    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
+    workers, devices = checked_place(place, workers, devices, decisions, program)
     chosen = place.cluster(workers)
     loaded = loaded_program(program, arguments, workers)
     from caramel.armodel import ARModel

@@ -149,7 +149,7 @@ def run(
         raise click.UsageError("--save-every needs --checkpoint DIR")
     pictures = Pictures(program, timeline, report, __version__)
     timeout_s(step_timeout, "--step-timeout")
-    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
+    workers, devices = checked_place(place, workers, devices, decisions, program)
     if is_script(program):
         chosen = place.cluster(workers, trains=True)
         files = {"timeline": timeline, "report": report}
@@ -165,7 +165,7 @@ def run(
 
             directory = CheckpointDirectory(checkpoint)
             directory.tidy()
-        loaded, armodel = compiled(program, workers, devices, decisions, shows_plan=not as_json)
+        loaded, armodel = compiled(program, arguments, workers, devices, decisions, shows_plan=not as_json)
         if steps is None and until_step is None and _is_endless(loaded, armodel):
             raise InputError("the dataset has no end: say how many steps, --steps N or --until-step N")
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
@@ -291,9 +291,11 @@ def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, l
     if directory is None:
         _logger.warning("nothing was saved: with --checkpoint DIR a run can go on where it was ended")
         return
-    options = _without(sys.argv[1:], "--steps", "--until-step")
+    given = sys.argv[1:]
+    own = given.index("--") if "--" in given else len(given)  # arguments of the program
+    options = _without(given[:own], "--steps", "--until-step")
     until = [] if last is None else ["--until-step", str(last)]
-    command = shlex.join(["caramel", *options, *until])
+    command = shlex.join(["caramel", *options, *until, *given[own:]])
     results.add(f"go on with: {command}", go_on_with=command)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,13 @@ _logger = logging.getLogger(__name__)
     type=click.Path(dir_okay=False),
     help="Instead of --link-rate: a network that was measured (caramel netbench).",
 )
-@click.option("--policy", default="all", show_default=True, metavar="NAME,...", help="Policies that are compared.")
+@click.option(
+    "--policy",
+    default="optimal",
+    show_default=True,
+    metavar="NAME,...",
+    help="Policies that are compared; all for every one, other libraries' ways of making buckets among them.",
+)
 @click.option(
     "--servers",
     metavar="K,...",
@@ -115,7 +120,7 @@ def scale(
         *([] if servers is None else servers_named(servers, ordering or "best")),
     ]
     question = Question(workers, links, policies, batch, differing, workers_on_host)
-    check_program(program, arguments)
+    check_program(program)
     load_quietly()
     from caramel.scaling.answers import answers
     from caramel.scaling.batches import TracedBatches
@@ -134,8 +139,7 @@ def scale(
     if as_json:
         print_json({"answers": [as_data(answer) for answer in found], "written": written})
         return
-    given = shlex.join([program, *(["--", *arguments] if arguments else [])])
-    click.echo(as_table(found, given, is_batch_given=batch is not None))
+    click.echo(as_table(found, [program, *arguments], is_batch_given=batch is not None))
     if written:
         click.echo(f"\nwritten: {', '.join(written)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -37,7 +38,7 @@ class ProgramCommand(click.Command):
             if others := _commands_with(error.option_name, ctx):
                 hints.append(f"It is an option of caramel {', '.join(others)}.")
             if "--" not in given and any(is_script(argument) for argument in given):
-                hints.append("Arguments of the script come after two dashes: FILE.py -- ARGUMENTS")
+                hints.append("Arguments of the script come last, after two dashes: FILE.py ... -- ARGUMENTS")
             if not hints:
                 raise
             said = error.message if others else error.format_message()  # with options of this command that are near
@@ -52,19 +53,15 @@ def _commands_with(option: str, context: click.Context) -> list[str]:
     return [str(each.name) for each in programs if any(option in (*p.opts, *p.secondary_opts) for p in each.params)]
 
 
-def check_program(program: str, arguments: Sequence[str]) -> None:
+def check_program(program: str) -> None:
     """Refuse a program that cannot be loaded, before TensorFlow is.
 
     Args:
         program: ``FILE.py:ENTRY``, or ``FILE.py`` for a script.
-        arguments: arguments of a script.
 
     Raises:
-        click.UsageError: there are arguments for a program file.
         ProgramError: there is no such file.
     """
-    if arguments and not is_script(program):
-        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
     file = program if is_script(program) else program.rpartition(":")[0]
     if file and not Path(file).is_file():
         raise ProgramError(f"there is no {'script' if is_script(program) else 'program file'} {file!r}")
@@ -159,7 +156,7 @@ def loaded_program(program: str, arguments: Sequence[str], workers: int) -> Prog
 
     Args:
         program: ``FILE.py:ENTRY``, or ``FILE.py`` for the first fit of a script.
-        arguments: arguments of a script.
+        arguments: arguments of the program, which it finds in `sys.argv`.
         workers: number of workers.
 
     Raises:
@@ -171,8 +168,18 @@ def loaded_program(program: str, arguments: Sequence[str], workers: int) -> Prog
         return program_of_script(program, arguments, workers, {})
     from caramel.frontend.program_file import load_program
 
-    with refusing_fit(program):
+    with refusing_fit(program), _command_line([program.rpartition(":")[0], *arguments]):
         return load_program(program)
+
+
+@contextmanager
+def _command_line(words: list[str]) -> Iterator[None]:
+    """Let the user's code find these words where it looks for its own command line."""
+    before, sys.argv = sys.argv, words
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def options_of_fit(devices: Sequence[str], decisions: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def trace(
         options["workers"] = options["workers_on_host"]  # whose batch it is
     elif options["workers"] is None and place.membership is not None:
         options["workers"], _ = place.size(None)
-    check_program(program, arguments)
+    check_program(program)
     if place.serves:
         place.serve(devices)
     chosen = place.cluster(options["workers_on_host"])

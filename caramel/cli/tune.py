@@ -67,7 +67,7 @@ def tune(
     """
     if out is not None:
         check_writable(out)
-    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
+    workers, devices = checked_place(place, workers, devices, decisions, program)
     chosen = place.cluster(workers)
     from caramel.cli.measured_plan import measured_options
     from caramel.tuning.live import Trial

@@ -7,7 +7,8 @@ import os
 import click
 
 from caramel.cli.options import reporting_errors
-from caramel.cli.places import SLURM, TF_CONFIG, Place, own_task, refuse_two_descriptions, serve
+from caramel.cli.places import SLURM, TF_CONFIG, Place, own_tasks, refuse_two_descriptions, serve
+from caramel.errors import listed
 from caramel.runtime.host.membership import Membership
 
 
@@ -95,9 +96,7 @@ def _membership(cluster: str, hosts: str | None, task: int | None, with_ps: bool
     place = Place(cluster, hosts, task, with_ps=with_ps)
     place.check(1)
     if hosts is not None and task is None:
-        from caramel.runtime.host.hosts_file import from_hosts_file
-
-        place = Place(cluster, hosts, own_task(from_hosts_file(hosts)))
+        place = Place(cluster, hosts, _own_task(hosts))
     membership = place.servers
     if membership.task is None:
         last = len(membership.addresses) - 1
@@ -107,3 +106,20 @@ def _membership(cluster: str, hosts: str | None, task: int | None, with_ps: bool
             else f"say which server this is: --task 0 to {last}"
         )
     return membership
+
+
+def _own_task(hosts: str) -> int:
+    """The task whose line in a file of hosts is this machine's.
+
+    Raises:
+        click.UsageError: no line is, or several are.
+    """
+    from caramel.runtime.host.hosts_file import from_hosts_file
+
+    membership = from_hosts_file(hosts)
+    own = own_tasks(membership)
+    if len(own) == 1:
+        return own[0]
+    names = listed([f"{task} ({membership.addresses[task]})" for task in own or range(len(membership.addresses))], 4)
+    found = f"several lines of {hosts} lead" if own else f"no line of {hosts} leads"
+    raise click.UsageError(f"{found} to this machine, so say which server this is: --task, one of {names}")

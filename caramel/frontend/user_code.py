@@ -18,6 +18,10 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib",
 """Directories of Python's own modules and of installed packages; the latter may be within the former."""
 
 
+_WRONG_ARGUMENTS = 2
+"""Exit status of argparse, and of most commands, where arguments are wrong."""
+
+
 def guarded(call: Callable[[], Any], what: str) -> Any:
     """Call the user's code; what it raises becomes a ProgramError that names the line.
 
@@ -37,6 +41,11 @@ def guarded(call: Callable[[], Any], what: str) -> Any:
     except CaramelError:
         raise
     except SystemExit as error:
+        if error.code == _WRONG_ARGUMENTS:
+            raise ProgramError(
+                f"{what} exits, as it does not like its arguments: they come last in a command, after two dashes, as "
+                "in FILE.py:ENTRY --workers 4 -- --rate 0.1"
+            ) from error
         raise ProgramError(
             f"{what} exits: put the part that runs under if __name__ == '__main__':. A script that calls fit itself is "
             "given without an entry, as FILE.py"

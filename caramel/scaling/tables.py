@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -35,17 +36,18 @@ def as_data(answer: Answer) -> dict[str, Any]:
     return {**asdict(answer), **{name: getattr(answer, name) for name in derived}}
 
 
-def as_table(answers: Sequence[Answer], program: str = "PROGRAM", is_batch_given: bool = True) -> str:
+def as_table(answers: Sequence[Answer], program: Sequence[str] = ("PROGRAM",), is_batch_given: bool = True) -> str:
     """A line for each answer, with the best policy of each number of workers and network marked.
 
     Where no policy has an answer, for one reason, that is one line.
 
     Args:
         answers: at least one.
-        program: the program, as commands name it.
+        program: the program, as commands name it, and its arguments.
         is_batch_given: whether the question says how many examples a step or a worker has.
     """
-    best = winners(answers)
+    policies = {answer.policy for answer in answers}
+    best = winners(answers) if len(policies) > 1 else []
     groups = groupby(answers, lambda answer: (answer.workers, answer.link))
     rows = [_row(answer, answer in best) for _, group in groups for answer in _told_once(list(group))]
     lines = [aligned([_HEAD, *rows], right={0, 3, 4, 6, 7, 8}, rule=True), ""]
@@ -57,11 +59,16 @@ def as_table(answers: Sequence[Answer], program: str = "PROGRAM", is_batch_given
             f"each worker has the {told.examples} examples that were traced, so a step of more workers has more: "
             "--global-batch B keeps the batch, --batch-per-worker b says another share"
         )
+    if len(policies) == 1 and told is not None:
+        lines.append("--policy all compares with other ways to send the gradients")
     if untraced := sorted({a.examples for a in answers if a.refused == NOT_TRACED and a.examples is not None}):
+        shares = ",".join(map(str, untraced))
+        own = ["--", *program[1:]] if len(program) > 1 else []
+        command = shlex.join(["caramel", "trace", program[0], "--examples", shares, "--out", "T.json", *own])
         lines.append(
-            f"{NOT_TRACED}: trace such shares on one host and give each file with --trace (caramel trace {program} "
-            f"--examples {','.join(map(str, untraced))} --out T.json; where workers read a dataset, --workers N "
-            "--workers-on-host 1 for each N), or say what a worker has with --batch-per-worker"
+            f"{NOT_TRACED}: trace such shares on one host and give each file with --trace ({command}; where workers "
+            "read a dataset, --workers N --workers-on-host 1 for each N instead of --examples), or say what a worker "
+            "has with --batch-per-worker"
         )
     return "\n".join(lines).rstrip()
 

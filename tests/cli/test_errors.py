@@ -229,6 +229,20 @@ def test_a_worker_that_cannot_be_started(call, monkeypatch, arguments, text, wor
     check(call("worker", *arguments), *words, code=code)
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("10.9.8.7:2222\n10.9.8.6:2222\n", ["no line of", "--task, one of 0 (10.9.8.7:2222), 1 (10.9.8.6:2222)"]),
+        (
+            "localhost:2222\nlocalhost:2223\n10.9.8.6:2222\n",
+            ["several lines of", "one of 0 (localhost:2222), 1 (localhost:2223)"],
+        ),
+    ],
+)
+def test_which_line_is_this_machine_s(call, write, lines, words):
+    check(call("worker", "--hosts", write(lines, "hosts.txt")), "to this machine", *words, code=2)
+
+
 FITS = """
     import keras
     import numpy as np
@@ -411,7 +425,7 @@ def test_arguments_of_the_library_are_options_of_the_command(text, shown):
     ("command", "option", "words"),
     [
         ("tune", "--no-batching", ["--no-batching", "It is an option of caramel"]),
-        ("tune", "--sync-every", ["--sync-every", "It is an option of caramel run, plan, profile."]),
+        ("tune", "--sync-every", ["--sync-every", "It is an option of caramel run, export, plan, profile."]),
         ("tune", "--workerz", ["--workerz", "'--workers'"]),
         ("trace", "--straggler", ["--straggler", "It is an option of caramel scale."]),
     ],

@@ -145,7 +145,6 @@ def test_on_server_processes(write, tmp_path, namespaces):
     [
         (["--measure", "--analyzers", "trace"], "--analyzers does not go with --measure"),
         (["--measure", "--workers-on-host", "2"], "--workers-on-host does not go with --measure"),
-        (["--", "--epochs"], "is a program file, which has no arguments"),
     ],
 )
 def test_options_that_do_not_fit(arguments, said):
@@ -183,7 +182,7 @@ def test_options_of_a_run_that_a_script_decides(option, instead):
 @pytest.mark.parametrize("command", ["run", "plan", "trace"])
 def test_arguments_of_a_script_without_dashes(command):
     result = CliRunner().invoke(main, [command, "train.py", "--workers", "2", "--epochs", "3"])
-    assert result.exit_code == 2 and "No such option" in result.output and "FILE.py -- ARGUMENTS" in result.output
+    assert result.exit_code == 2 and "No such option" in result.output and "FILE.py ... -- ARGUMENTS" in result.output
     result = CliRunner().invoke(main, [command, "train.py:program", "--workers", "2", "--epochs", "3"])
     assert result.exit_code == 2 and "ARGUMENTS of the script" not in result.output
 

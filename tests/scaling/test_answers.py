@@ -196,7 +196,7 @@ def test_a_trace_of_another_program(captured, traces):
 def test_what_no_policy_answers_is_one_line(captured, traces):
     found = asked(captured, traces, (2, 4, 300), (SLOW, FAST), "optimal,one", batch=Batch(200, is_of_all=True))
     assert [answer.refused for answer in found[:4]] == ["not traced"] * 4
-    text = as_table(found, "train.py:main")
+    text = as_table(found, ["train.py:main", "--rate", "0.1 0.2"])
     lines = text.splitlines()
     assert [line.split()[:3] for line in lines[2:8:2]] == [
         ["2", "100Mbit/s", "any"],
@@ -204,10 +204,11 @@ def test_what_no_policy_answers_is_one_line(captured, traces):
         ["4", "10Gbit/s", "optimal"],
     ]
     assert text.count("300 workers would share 200 examples") == 2
-    assert "caramel trace train.py:main --examples 100 --out" in text and "--global-batch B" not in text
+    assert "(caramel trace train.py:main --examples 100 --out T.json -- --rate '0.1 0.2'; where" in text
+    assert "--global-batch B" not in text
     assert text.count("speed-up: ") == 1
 
 
 def test_the_batch_that_nobody_gave_is_said(captured, traces):
-    text = as_table(asked(captured, traces), "train.py:main", is_batch_given=False)
+    text = as_table(asked(captured, traces), ["train.py:main"], is_batch_given=False)
     assert "each worker has the 32 examples that were traced" in text and "not traced:" not in text
