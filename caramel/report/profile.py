@@ -219,7 +219,7 @@ _LINES = (
     (
         "E",
         "efficiency",
-        "how good the order is, at most 1; below 0 much time has neither (TicTac, equation 3)",
+        "how good the order is, at most 1, or less than 0 (TicTac, equation 3)",
     ),
     ("S", "speedup", "what the best order could gain over the worst (TicTac, equation 4)"),
     ("stragglers", "straggler_effect", "the longest wait for a slower worker, of the step (TicTac, section 6)"),

@@ -57,8 +57,8 @@ def test_values_and_logs_are_those_of_single_runs(given, at_once, monkeypatch):
     runs = []
     together = TrainingSteps._run_together
 
-    def counted(session, steps, batches):
-        results = together(session, steps, batches)
+    def counted(session, steps, batches, **options):
+        results = together(session, steps, batches, **options)
         runs.append(len(results))
         return results
 

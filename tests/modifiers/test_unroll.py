@@ -107,8 +107,10 @@ def test_names_in_signatures_exist_and_differ():
             fed = [name for feed in signature.feeds for name in feed.placeholders]
             names += map(node_of, (*fed, *signature.weights, *signature.losses, *signature.step))
         if unrolled.elements is not None:
-            assert len(unrolled.elements.counts) == 2
-            names += [*unrolled.elements.advance, *(node_of(n) for step in unrolled.elements.counts for n in step)]
+            elements, workers = unrolled.elements, len(made.signature.devices)
+            assert [len(step) for step in elements.move] == [workers] * 2  # no element of this data can fail
+            names += [*elements.advance, *elements.advance_ahead, *map(node_of, elements.counts)]
+            names += [name for step in elements.move for name in step]
         assert (unrolled.elements is None) == (not options)
         assert set(names) <= set(graph.nodes) and len(set(names)) == len(names)
 

@@ -152,12 +152,14 @@ def _at_pace(times_s: Mapping[str, float], pace: Sequence[float], compute_s: flo
 
 
 def _missing(model: Model, found: Dependencies, trace: Trace) -> str:
-    """What a trace does not say about the gradients, and what is taken instead; empty where it says all."""
+    """What a trace does not say, and what is taken instead; and whether workers shared its host. Empty if neither."""
     if trace.runs == 0:  # nothing was measured
         return ""
     untimed = [name for name, nodes in found.producers.items() if not any(node in trace.op_s for node in nodes)]
     unsized = [g.name for g in model.gradients if g.indices is not None and node_of(g.tensor) not in trace.op_bytes]
     text = f"; it has no times of what makes {listed(untimed, 3)}, which count as 0" if untimed else ""
+    if trace.workers > 1:
+        text += f"; {trace.workers} workers computed at once there, and shared the cores"
     return text + (f"; it has no sizes of {listed(unsized, 3)}, which count with all rows" if unsized else "")
 
 

@@ -107,6 +107,9 @@ def test_a_plan_says_what_its_trace_does_not():
         assert planned(model, trace, **options)[Boundaries].basis.partition("a test")[2].startswith(said or "; beside")
         sized = replace(trace, op_bytes={"g": 4096})
         assert "no sizes" not in planned(model, sized, **options)[Boundaries].basis
+        assert "computed at once" not in planned(model, sized, **options)[Boundaries].basis
+        shared = planned(model, replace(sized, workers=3), **options)[Boundaries].basis
+        assert "3 workers computed at once there, and shared the cores" in shared
         untimed = replace(sized, op_s={"x": 1.0, "update": 1.0})
         assert (
             "it has no times of what makes w, which count as 0" in planned(model, untimed, **options)[Boundaries].basis
