@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,9 @@ _MAX_DEPTH = 8
 _MAX_FOLDED_NODES = 64
 """Largest number of nodes behind a tensor that is folded to a constant; the constants that matter here are shapes and
 orders of axes."""
+
+_MOST_KEPT_BYTES = 1 << 16
+"""Bytes of the largest graph whose value is kept for the next time."""
 
 _MAX_SPELLED_ENTRIES = 64
 """Number of entries of the largest constant that is told by its entries; a larger one is told by its name."""
@@ -307,13 +310,13 @@ class Analysis:
         behind = self._graph.ancestors([node_of(tensor)], control=False)
         if len(behind) > _MAX_FOLDED_NODES or behind & self._given.keys():
             return None
-        nodes = Graph((n for n in self._graph if n.name in behind), self._graph.library, self._graph.versions)
-        if any(n.op in ops.PLACEHOLDERS or ops.is_stateful(n) or ops.functions_of(n) for n in nodes):
+        nodes = Graph((n for n in self._graph if n.name in behind), None, self._graph.versions)
+        if any(n.op in self._bodies.library or ops.functions_of(n) for n in nodes):
             return None
-        with tf.Graph().as_default():
-            (output,) = tf.import_graph_def(_data_only(nodes), return_elements=[tensor], name="")
-            with tf.compat.v1.Session() as session:
-                return session.run(output)
+        if any(n.op in ops.PLACEHOLDERS or ops.is_stateful(n) for n in nodes):
+            return None
+        graph = _data_only(nodes).SerializeToString(deterministic=True)
+        return (_value_in if len(graph) <= _MOST_KEPT_BYTES else _value_in.__wrapped__)(graph, tensor)
 
     # -- control flow ------------------------------------------------------------------------
 
@@ -423,6 +426,15 @@ def _switch(op: Op) -> Value:
     """The value on its way into the taken branch."""
     value, decision = op.inputs
     return value if isinstance(value, Unknown) or is_everywhere(decision) else op.unknown(_LOCAL_BRANCH)
+
+
+@lru_cache(maxsize=1024)
+def _value_in(graph: bytes, tensor: str) -> Any:
+    """The value of a tensor of a graph of constants; bodies of functions are looked at many times."""
+    with tf.Graph().as_default():
+        (output,) = tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graph), return_elements=[tensor], name="")
+        with tf.compat.v1.Session() as session:
+            return session.run(output)
 
 
 def _data_only(nodes: Graph) -> Any:
