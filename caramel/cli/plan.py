@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from caramel.cli.workflows import PlannedProgram
     from caramel.plan import Plan
 
+_MEASURED = ("network", "trace")
+"""What is measured for a plan, and written beside it."""
+
 _NOT_PREDICTED = "nothing can be predicted without a network model: give --network FILE.json, or --measure"
 
 
@@ -104,7 +107,8 @@ def plan(
     that was measured with two or more numbers of workers predicts others, too, up to four times the largest.
     """
     if out is not None:
-        check_writable(out)
+        for file in [out, *(_beside(out, part) for part in _MEASURED if is_measured)]:
+            check_writable(file)
     if is_measured:
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host, sync_every=decisions["sync_every"])
     place.check(workers or 1)
@@ -243,9 +247,14 @@ def _save_measured(tried: TriedPlan, out: str) -> list[str]:
 
     files = []
     if tried.network is not None:
-        files.append(str(Path(out).with_suffix(".network.json")))
+        files.append(_beside(out, "network"))
         save(tried.network, files[-1])
     if tried.trace is not None:
-        files.append(str(Path(out).with_suffix(".trace.json")))
+        files.append(_beside(out, "trace"))
         save_trace(tried.trace, files[-1])
     return files
+
+
+def _beside(out: str, part: str) -> str:
+    """The file of what was measured for a plan."""
+    return str(Path(out).with_suffix(f".{part}.json"))

@@ -152,6 +152,15 @@ def test_options_that_do_not_fit(arguments, said):
     assert result.exit_code == 2 and said in result.output
 
 
+@pytest.mark.parametrize("part", ["network", "trace"])
+def test_a_file_beside_the_plan_that_cannot_be_written(write, tmp_path, part):
+    """Before anything is measured for it."""
+    (tmp_path / f"plan.{part}.json").mkdir()
+    options = ["--workers", "2", "--measure", "--cluster", "in-process", "--out", str(tmp_path / "plan.json")]
+    result = CliRunner().invoke(main, ["plan", f"{write(STEP)}:build", *options])
+    assert result.exit_code == 1 and f"plan.{part}.json" in result.output and "of 4" not in result.output
+
+
 def test_one_worker_has_no_network(write):
     result = CliRunner().invoke(main, ["plan", f"{write(STEP)}:build", "--workers", "1", "--measure"])
     assert result.exit_code == 1 and "there is no network to measure" in result.output
