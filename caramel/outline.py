@@ -46,14 +46,11 @@ def differences(then: Outline | None, now: Outline) -> str:
     """
     if then is None:
         return "it does not say what it was made for"
-    if set(then.variables) != set(now.variables) and _without_names(then) == _without_names(now):
-        gone = [name for name in then.variables if name not in now.variables]
-        new = [name for name in now.variables if name not in then.variables]
-        return f"names: {listed(list(map(repr, new)), _MOST)} in place of {listed(list(map(repr, gone)), _MOST)}"
-    kept = set(then.variables) & set(now.variables)
-    if then.variables and now.variables and 2 * len(kept) < max(len(then.variables), len(now.variables)):
-        new = [repr(name) for name in now.variables if name not in kept]
-        gone = [repr(name) for name in then.variables if name not in kept]
+    gone = [repr(name) for name in then.variables if name not in now.variables]
+    new = [repr(name) for name in now.variables if name not in then.variables]
+    if (gone or new) and _without_names(then) == _without_names(now):
+        return f"names: {listed(new, _MOST)} in place of {listed(gone, _MOST)}"
+    if then.variables and now.variables and (2 * len(gone) > len(then.variables) or 2 * len(new) > len(now.variables)):
         counts = f"it has {len(now.variables)} variables, that one had {len(then.variables)}"
         return f"it is another model: {counts}; " + "; ".join(
             f"{what} {listed(names, _FEW)}" for what, names in (("new are", new), ("gone are", gone)) if names

@@ -191,7 +191,7 @@ def _close_all() -> None:
             sessions.close()
 
 
-abandon_at_the_end()
+abandon_at_the_end()  # what is given up there is what `_close_all` has left, so it comes after that
 # The last function to be registered is the first to be called at the end. The first finalizer of a process registers
 # the one that calls them all. That of the driver's own server must come after this: closing would wait for it.
 weakref.finalize(_close_all, lambda: None)

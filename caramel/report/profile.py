@@ -216,11 +216,7 @@ _LINES = (
     ("rho", "rho", "communication over computation (Caramel, section 3.1)"),
     ("alpha", "alpha", "part of the shorter of both that is hidden by the other (Caramel, section 3.1)"),
     ("utilisation", "utilisation", "computation over a step without idle time, from these two (Caramel, section 3.1)"),
-    (
-        "E",
-        "efficiency",
-        "how good the order is, at most 1, or less than 0 (TicTac, equation 3)",
-    ),
+    ("E", "efficiency", "how good the order is, at most 1, or less than 0 (TicTac, equation 3)"),
     ("S", "speedup", "what the best order could gain over the worst (TicTac, equation 4)"),
     ("stragglers", "straggler_effect", "the longest wait for a slower worker, of the step (TicTac, section 6)"),
 )

@@ -324,8 +324,8 @@ def test_the_runner_feeds_texts(small):
     assert shares == [1, 1, 1]
 
 
-# With and without a step counter of the program's own.
-@pytest.mark.parametrize("counted", [True, False])
+# With and without a step counter of the program's own, and with one that counts every step twice.
+@pytest.mark.parametrize("counted", [True, False, "twice"])
 def test_two_runs_of_the_runner_are_one(tmp_path, monkeypatch, counted):
     """The second goes on with the number of steps, and with what is local to each worker."""
     with caramel.capture() as context:
@@ -336,7 +336,8 @@ def test_two_runs_of_the_runner_are_one(tmp_path, monkeypatch, counted):
         with tf.control_dependencies([v1.assign(seen, 0.5 * seen + tf.reduce_sum(x))]):
             loss = tf.reduce_mean((w - x) ** 2)
         count = v1.train.get_or_create_global_step() if counted else None
-        v1.train.GradientDescentOptimizer(0.1).minimize(loss, count)
+        with tf.control_dependencies([v1.assign_add(count, 1)] if counted == "twice" else []):
+            v1.train.GradientDescentOptimizer(0.1).minimize(tf.identity(loss), count)
     caramel.ARModel(context, 2).export(tmp_path / "out")
     np.savez(tmp_path / "batch.npz", x=np.arange(4, dtype=np.float32))
 
