@@ -86,9 +86,10 @@ def advice(report: Report) -> list[str]:
         sentences += _about_measured(figures_of(report.measured), step.exposed_s, report.shares_cores)
     shorter = 1 - 1 / (1 + prediction.gap)  # the gap is in units of the bound
     if prediction.has_bound and prediction.gap <= _SMALL_GAP:
+        helps = "only faster links, fewer bytes or more computation between two transfers help"
         sentences.append(
             f"No plan for this computation and network is predicted to be more than {max(shorter, 0.0):.1%} shorter: "
-            "only faster links, fewer bytes or more computation between two transfers help."
+            f"{helps if waits else 'the step takes what its computation takes'}."
         )
     elif prediction.has_bound:
         sentences.append(f"By the prediction the best plan is at most {shorter:.1%} shorter, if there is a better one.")

@@ -249,6 +249,15 @@ def test_where_messages_are_all_that_takes_time_fewer_bytes_do_not_help(planned)
     assert found["Links"].gain > 0.05
 
 
+def test_links_are_no_advice_where_no_step_waits_for_them(planned):
+    for seconds_of_a_byte, waits in ((1e-12, False), (5e-6, True)):
+        model = with_network(planned, caramel.NetworkModel.from_costs(0.0, seconds_of_a_byte))
+        said = " ".join(advice(report_of(model)))
+        assert ("By the prediction the step waits for transfer" in said) == waits, said
+        assert ("the step takes what its computation takes" in said) == (not waits)
+        assert not (("faster links" in said) and not waits)
+
+
 def test_larger_batches_send_less_for_each_example(planned):
     found = by_word(planned)
     now = planned.plan.prediction.timeline
