@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.short_steps import fed
+from benchmarks.short_driver import fed
 from benchmarks.statistics import paired_ratio
 from benchmarks.testbed import Testbed
 from benchmarks.training.workloads import SHORT

@@ -10,86 +10,36 @@ import itertools
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
-import numpy as np
 
 from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
+from benchmarks.short_driver import TimedRuns, driver
 from benchmarks.statistics import paired_ratio
 from benchmarks.testbed import Testbed
-from benchmarks.training.contender import STEP_TIMEOUT_S
-from benchmarks.training.effort import FULL
-from benchmarks.training.ours import captured
 from benchmarks.training.spmd import HOROVOD, MIRRORED, Processes, SpmdContender
-from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import SHORT, Workload
-from caramel.armodel import ARModel
-from caramel.frontend.context import Context
-from caramel.measure.netbench import measure_network
-from caramel.netmodel.model import NetworkModel
+from caramel.measure.netbench import measure_network, quick_up_to
+from caramel.netmodel.file import save
 
 FED, ON_WORKERS = "caramel", "caramel_data"
 """This library: with batches from the driver, and with data on the workers."""
 
 TITLES = {FED: "Caramel, fed", ON_WORKERS: "Caramel, data on workers", MIRRORED: "Mirrored", HOROVOD: "Horovod"}
 
+_PORTS = {FED: 2222, ON_WORKERS: 2223}
 _LINK_BYTES_PER_S = 10e9 / 8
+_NETWORK = quick_up_to(2**20)
+"""What is measured of the network: all gradients of the largest network together have 0.8 MB."""
+
 _SETTLING_RUNS = 10
-
-TimedRuns = Callable[[int], list[float]]
-"""Number of runs -> seconds of a step in each."""
-
-
-def fed(workload: Workload) -> tuple[Context, tuple[np.ndarray, np.ndarray]]:
-    """A workload's step, captured without data, and a batch for it."""
-    import tensorflow as tf
-
-    import caramel
-
-    tf.keras.backend.clear_session()
-    replica = Replica(tf, workload, 1, 0)
-
-    def step(x: Any, label: Any) -> Any:
-        return replica.step(lambda gradients: gradients, batch=(x, label))
-
-    shapes = tf.TensorSpec([None, *workload.shape], workload.dtype), tf.TensorSpec([None], tf.int32)
-    x, label = workload.batch(tf, 1, 0)
-    return caramel.capture(step, shapes), (x.numpy(), label.numpy())
-
-
-@contextmanager
-def _ours(name: str, workload: Workload, workers: int, servers: Any, network: NetworkModel) -> Iterator[Any]:
-    """A session of this library, planned from a trace and a measured network, and what a step is fed."""
-    import caramel
-
-    context, batch = fed(workload) if name == FED else (captured(workload), None)
-    given = () if batch is None else batch
-    trace = caramel.trace(context, *given, workers=workers, cluster=servers, runs=5, steps=20, progress=False)
-    model = ARModel(context, workers, trace=trace, network=network)
-    with model.session(servers, step_timeout_s=STEP_TIMEOUT_S) as session:
-        yield session, batch
-
-
-def _timed(session: Any, batch: Any, together: int) -> TimedRuns:
-    """Runs of a session, each of so many steps."""
-    batches = None if batch is None else [batch] * together
-
-    def run(count: int) -> list[float]:
-        times_s = []
-        for _ in range(count):
-            begin_s = time.perf_counter()
-            results = session.steps_together(together, batches)  # fewer where so many copies would be too large
-            times_s.append((time.perf_counter() - begin_s) / len(results))
-        return times_s
-
-    return run
 
 
 def _times_of(contender: SpmdContender, together: int, runs: int) -> list[float]:
@@ -103,15 +53,14 @@ def _contenders(
     together: int,
     pythons: Mapping[str, str],
     testbed: Testbed,
-    network: NetworkModel,
+    network: str,
 ) -> Iterator[dict[str, TimedRuns]]:
     """All contenders, ready to run so many steps in a run, by name."""
-    servers = cluster(workers, testbed)
     with ExitStack() as opened:
         ready: dict[str, TimedRuns] = {}
-        for name in (FED, ON_WORKERS):
-            session, batch = opened.enter_context(_ours(name, workload, workers, servers, network))
-            ready[name] = _timed(session, batch, together)
+        for name, port in _PORTS.items():
+            own = driver(testbed, workers, port, workload, network, together, name == FED)
+            ready[name] = opened.enter_context(own)
         for name, python in pythons.items():
             processes = Processes(name, testbed, workers, python)
             opened.callback(processes.close)
@@ -144,9 +93,10 @@ def measure(
     """
     pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
     for count in workers:
-        hosts = max(count, 2)
-        with Testbed(hosts, _LINK_BYTES_PER_S) as testbed:
-            network = measure_network(cluster(hosts, testbed), [hosts], FULL.network, "links of 10 Gbit/s")
+        with Testbed(max(count, 2), _LINK_BYTES_PER_S) as testbed, TemporaryDirectory() as directory:
+            network = str(Path(directory, "network.json"))
+            if count > 1:
+                save(measure_network(cluster(count, testbed), [count], _NETWORK, "links of 10 Gbit/s"), network)
             for workload, steps in itertools.product(workloads, together):
                 with _contenders(workload, count, steps, pythons, testbed, network) as contenders:
                     for run in contenders.values():

@@ -55,6 +55,9 @@ _VERSIONS = (
 )
 """Program that prints the versions of an environment."""
 
+_PYTHON = "import sys; print(*sys.version_info[:2])"
+"""Program that prints the version of an interpreter, without what does not count."""
+
 
 @click.command()
 @click.option("--only", default="", help="Only versions of TensorFlow that begin so, such as 2.18.")
@@ -68,9 +71,10 @@ def main(only: str, python: str, path: str) -> None:
     chosen = [pair for pair in PAIRS if pair[0].startswith(only)]
     if not chosen:
         raise InputError(f"no version of TensorFlow begins with {only!r}; there are {', '.join(p for p, _ in PAIRS)}")
+    minor = ".".join(_run(python, "-c", _PYTHON).split())
     tried = []
     for number, (tensorflow, keras) in enumerate(chosen):
-        key = f"TensorFlow {tensorflow}, {f'Keras {keras}' if keras else 'newest Keras'}"
+        key = f"TensorFlow {tensorflow}, {f'Keras {keras}' if keras else 'newest Keras'}, Python {minor}"
         click.echo(f"[{number + 1} of {len(chosen)}] {key}")
         known = done.get(key, {})
         if known.get("wheel") != _digest(wheel) or known["failed"]:

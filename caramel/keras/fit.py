@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,6 +41,9 @@ from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, refuse_unknown, shown
 from caramel.util.interrupts import Interrupts
 from caramel.util.text_files import path_text
 from caramel.util.units import format_ms
+
+if TYPE_CHECKING:
+    from caramel.report.run_record import RunRecord
 
 _logger = logging.getLogger(__name__)
 
@@ -148,11 +151,7 @@ def fit(
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq, steps_per_execution)
-    drawn, described = (
-        None if file is None else path_text(file, f"the {what}", InputError)
-        for file, what in ((timeline, "timeline"), (report, "report"))
-    )
-    pictures = Pictures(model.name, drawn, described, __version__)
+    pictures = Pictures(model.name, _path(timeline, "timeline"), _path(report, "report"), __version__)
     place = cluster_or_default(cluster)
     number, devices = workers_of(place, workers, server_tasks(options) or 0, has_devices="device_list" in options)
     if devices is not None:
@@ -196,30 +195,8 @@ def fit(
         record = pictures.record(use.kept.session)
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
-        looking = [type(callback).__name__ for callback in hooks.callbacks if may_look_at_values(callback)]
-        if looking:
-            exchanged = ", after an exchange" if use.kept.session.distributed.plan.local is not None else ""
-            say(
-                f"caramel: {', '.join(looking)} may look at the model in each batch, so all of its values are copied "
-                f"to it there{exchanged}; hooks of an epoch (on_epoch_end) cost less"
-            )
-        training = EpochLoop(
-            model,
-            use.kept.session,
-            hooks,
-            step.counts,
-            ModelValues(use.kept.session, step.live, use.kept.taken_values()),
-            bool(looking),
-            data.length,
-            use.kept.passes,
-            (lambda results: None) if record is None else record.note,
-            _steps_in_run(steps_per_execution, model, hooks, use.kept.session, steps, epochs - first, say),
-        )
-        if (ready_s := training.ready_s) >= 1:
-            say(
-                f"caramel: {training.steps_in_run} steps are one run; "
-                f"TensorFlow takes about {ready_s:.0f} s for its first"
-            )
+        in_run = _steps_in_run(steps_per_execution, model, hooks, use.kept.session, steps, epochs - first, say)
+        training = _epoch_loop(model, use.kept, hooks, data.length, record, in_run, say)
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -233,6 +210,55 @@ def fit(
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
         model.history.plan = plan
         return model.history
+
+
+def _path(file: str | os.PathLike[str] | None, argument: str) -> str | None:
+    """The path of a file that is to be written; None where none is wanted."""
+    return None if file is None else path_text(file, f"the {argument}", InputError)
+
+
+def _epoch_loop(
+    model: Any,
+    kept: KeptSession,
+    hooks: Any,
+    length: int | None,
+    record: RunRecord | None,
+    in_run: StepsInRun | None,
+    say: Callable[[str], None],
+) -> EpochLoop:
+    """What trains epoch by epoch; says what makes its steps or its start longer than they need be.
+
+    Args:
+        model: the model.
+        kept: its session, open.
+        hooks: its callbacks, which have begun.
+        length: number of steps in a pass over the data, where it is known.
+        record: what notes the steps for pictures, if some are wanted.
+        in_run: how many steps become one run while the training goes on; None for as many as the model says.
+        say: function that takes a line for the user.
+    """
+    looking = [type(callback).__name__ for callback in hooks.callbacks if may_look_at_values(callback)]
+    if looking:
+        exchanged = ", after an exchange" if kept.session.distributed.plan.local is not None else ""
+        say(
+            f"caramel: {', '.join(looking)} may look at the model in each batch, so all of its values are copied "
+            f"to it there{exchanged}; hooks of an epoch (on_epoch_end) cost less"
+        )
+    loop = EpochLoop(
+        model,
+        kept.session,
+        hooks,
+        kept.step.counts,
+        ModelValues(kept.session, kept.step.live, kept.taken_values()),
+        bool(looking),
+        length,
+        kept.passes,
+        (lambda results: None) if record is None else record.note,
+        in_run,
+    )
+    if (ready_s := loop.ready_s) >= 1:
+        say(f"caramel: {loop.steps_in_run} steps are one run; TensorFlow takes about {ready_s:.0f} s for its first")
+    return loop
 
 
 def _steps_in_run(

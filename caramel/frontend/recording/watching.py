@@ -107,18 +107,18 @@ def _watched(original: Callable[..., Any], replacement: Callable[..., Any]) -> C
 
 def _replacements() -> list[tuple[Any, str, Any]]:
     """Triples (owner, name, replacement) of the TensorFlow functions that are replaced while programs are watched."""
+    triples = [*_of_gradients(), *_of_collectives(), *_of_ops(), *_of_graphs_and_sessions()]
+    watched = [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in triples]
+    return [*watched, *_size_reads()]
+
+
+def _of_gradients() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Replacements of what differentiates: losses, sources and results are marked."""
     original_helper = gradients_util._GradientsHelper
     original_tape = tf.GradientTape.gradient
     original_parallel = parallel_for._pfor_impl
-    original_helper_of_ops = op_def_library._apply_op_helper
     original_record = execute.record_gradient
-    context = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
-    original_all_reduce = context.all_reduce
-    gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
-    original_all_gather = gathering.all_gather
-    original_scope = tf.Graph.name_scope
-    original_custom, original_context = custom_gradient._graph_mode_decorator, function_context.make_function_context
-    original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
+    original_custom = custom_gradient._graph_mode_decorator
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         with recorder.differentiation():
@@ -139,6 +139,30 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     def parallel(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         return recorder.within_single_examples(lambda: original_parallel(*args, **kwargs))
 
+    def recorded(_: Recorder, op_type: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
+        if not total_marks.record_gradient(op_type, inputs, outputs):
+            original_record(op_type, inputs, attributes, outputs)
+
+    def custom(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
+        watched = functools.wraps(function)(functools.partial(recorder.with_own_gradient, function))
+        return original_custom(watched, args, kwargs)
+
+    return [
+        (gradients_util, "_GradientsHelper", helper),
+        (tf.GradientTape, "gradient", gradient),
+        *((tf.GradientTape, name, _jacobian(name)) for name in ("jacobian", "batch_jacobian")),
+        (parallel_for, "_pfor_impl", parallel),
+        (execute, "record_gradient", recorded),
+        (custom_gradient, "_graph_mode_decorator", custom),
+    ]
+
+
+def _of_collectives() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Replacements of what a program asks of all replicas: marks for values of the whole batch."""
+    reducing = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
+    gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
+    original_all_reduce, original_all_gather = reducing.all_reduce, gathering.all_gather
+
     def all_reduce(recorder: Recorder, replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = tf.nest.flatten(value, expand_composites=False)
         if in_optimizer() or not all(is_tensor(tf.convert_to_tensor(each)) for each in flat):
@@ -154,12 +178,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             return original_all_gather(replica, value, axis, options)
         return tf.nest.pack_sequence_as(value, [total_marks.gathered(t, int(place) % t.shape.rank, 1) for t in flat])
 
-    def made(recorder: Recorder, op_type: str, name: Any = None, **keywords: Any) -> Any:
-        return recorder.made_with(original_helper_of_ops, op_type, {"name": name, **keywords})
+    return [(reducing, "all_reduce", all_reduce), (gathering, "all_gather", all_gather)]
 
-    def recorded(_: Recorder, op_type: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
-        if not total_marks.record_gradient(op_type, inputs, outputs):
-            original_record(op_type, inputs, attributes, outputs)
+
+def _of_ops() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Replacements of what makes ops: who made them is noted, and some are made in a way that can be followed."""
+    original_helper = op_def_library._apply_op_helper
+    original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
+
+    def made(recorder: Recorder, op_type: str, name: Any = None, **keywords: Any) -> Any:
+        return recorder.made_with(original_helper, op_type, {"name": name, **keywords})
 
     def batched(recorder: Recorder, params: Any, indices: Any, batch_dims: int, *args: Any, **kwargs: Any) -> Any:
         places = tf.convert_to_tensor(indices)
@@ -172,9 +200,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         is_own = is_batch and not recorder.is_differentiating and makes_op()
         return None if is_own else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
 
-    def custom(recorder: Recorder, function: Any, args: Any, kwargs: Any) -> Any:
-        watched = functools.wraps(function)(functools.partial(recorder.with_own_gradient, function))
-        return original_custom(watched, args, kwargs)
+    return [
+        (op_def_library, "_apply_op_helper", made),
+        (array_ops, "batch_gather_nd", batched),
+        (array_ops, "_constant_if_small", small_constant),
+    ]
+
+
+def _of_graphs_and_sessions() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Replacements around ops: each capture traces functions anew, scopes have names of its own, nothing runs."""
+    original_context, original_scope = function_context.make_function_context, tf.Graph.name_scope
 
     def of_this_capture(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         """What tells traces of a tf.function apart: one from before this capture was not watched."""
@@ -191,24 +226,11 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             "Move the running part out of the captured code (for a program file: under if __name__ == '__main__':)"
         )
 
-    pairs: list[tuple[Any, str, Callable[..., Any]]] = [
-        (gradients_util, "_GradientsHelper", helper),
-        (tf.GradientTape, "gradient", gradient),
-        *((tf.GradientTape, name, _jacobian(name)) for name in ("jacobian", "batch_jacobian")),
-        (parallel_for, "_pfor_impl", parallel),
-        (context, "all_reduce", all_reduce),
-        (gathering, "all_gather", all_gather),
-        (op_def_library, "_apply_op_helper", made),
-        (execute, "record_gradient", recorded),
-        (custom_gradient, "_graph_mode_decorator", custom),
+    return [
         (function_context, "make_function_context", of_this_capture),
         (tf.Graph, "name_scope", scope),
-        (array_ops, "batch_gather_nd", batched),
-        (array_ops, "_constant_if_small", small_constant),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
     ]
-    watched = [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
-    return [*watched, *_size_reads()]
 
 
 def _size_reads() -> list[tuple[Any, str, Any]]:
