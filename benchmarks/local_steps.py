@@ -33,7 +33,8 @@ NO_EXCHANGE = "local, no exchange"
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     ALL_REDUCED: {},
-    "local, 0.7 and 0.9": {},
+    "local, 0.7 and 0.5": {},
+    "local, 0.7 and 0.9": {"outer_momentum": 0.9},
     "local, 1 and 0": {"outer_learning_rate": 1.0, "outer_momentum": 0.0},
 }
 """Trainings whose losses are compared: options besides the number of steps from one exchange to the next."""

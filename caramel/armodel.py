@@ -75,7 +75,7 @@ class ARModel:
             (`docs/explanation/local-steps.md`). This is not the training of one device. ``None`` for gradients that
             are all-reduced in every step.
         outer_learning_rate: of the exchange after so many steps; default: 0.7.
-        outer_momentum: of that exchange, at least 0 and less than 1; default: 0.9.
+        outer_momentum: of that exchange, at least 0 and less than 1; default: 0.5.
         servers: number of parameter servers, which have the parameters and make their updates
             (`caramel.PSModel`); ``None`` for all-reduces of gradients.
         ordering: order in which workers get parameters from servers; see `caramel.PSModel`.

@@ -249,7 +249,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the JSON text of all decisions; neither what they are for nor the proof of the graph is one."""
+        """SHA-256 of the plan's JSON text, predictions and reasons included; not of the outline and the proof."""
         return hashlib.sha256(replace(self, proof=(), outline=None).to_json().encode()).hexdigest()
 
     # -- what is in it -----------------------------------------------------------------------

@@ -128,7 +128,8 @@ def _travels(plan: Plan) -> dict[str, str]:
     parts_by_gradient: dict[str, list[str]] = {}
     for number, transfer in enumerate(plan.transfers):
         wire = f" as {transfer.wire}" if transfer.wire else ""
-        how = f"in transfer {number}, {transfer.window}, {transfer.algorithm} x{transfer.depth}{wire}"
+        adds = ", slices added up" if transfer.adds_slices else ""
+        how = f"in transfer {number}, {transfer.window}, {transfer.algorithm} x{transfer.depth}{wire}{adds}"
         for piece in transfer.pieces:
             is_whole = len(plan.pieces[piece.gradient]) == 1
             part = "" if is_whole else f"[{piece.start}:{piece.start + (piece.elements or 0)}] "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from caramel.errors import InputError, in_one_line
 from caramel.facts import Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.util.arguments import one_of
+from caramel.util.python_files import executed_module
 
 
 def _paper_collectives(options: CollectiveOptions) -> CollectiveOptions:
@@ -196,10 +195,7 @@ def _own_analyzer(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
 def _module(path: Path, modules: dict[Path, ModuleType]) -> ModuleType:
     """The module of a file that ends in .py."""
     if path not in modules:
-        spec = importlib.util.spec_from_file_location(f"caramel_own_{path.stem}", path)
-        assert spec is not None and spec.loader is not None  # the name's end says which
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
+        module = executed_module(path, f"caramel_own_{path.stem}")
+        assert module is not None  # the name's end says that it is one
         modules[path] = module
     return modules[path]

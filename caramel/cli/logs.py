@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from caramel.errors import InputError
-from caramel.util.progress import LOGGER_NAME, hide_progress
+from caramel.util.progress import LOGGER_NAME, SAID_LOGGER_NAME, hide_progress
 from caramel.util.whole_files import check_writable
 
 _LIBRARY = "caramel"
@@ -19,9 +19,6 @@ _LIBRARY = "caramel"
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """A line of a log file."""
-
-_SAID = "caramel.said"
-"""Name of the logger of what is printed anyway."""
 
 _VERBOSITY, _QUIET, _FILE = "caramel.verbosity", "caramel.quiet", "caramel.log_file"
 """Keys of what the options say, in the meta data of click's context."""
@@ -58,16 +55,6 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
-
-
-def log_what_is_said(text: str, level: int = logging.INFO) -> None:
-    """Let the log file, if there is one, have what is printed anyway.
-
-    Args:
-        text: what is printed.
-        level: level of `logging`.
-    """
-    logging.getLogger(_SAID).log(level, "%s", text.strip())
 
 
 def is_quiet() -> bool:
@@ -125,7 +112,7 @@ def _on_standard_error() -> logging.Handler:
         handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
     else:
         handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(lambda record: record.name not in (LOGGER_NAME, _SAID))  # shown in their own ways
+    handler.addFilter(lambda record: record.name not in (LOGGER_NAME, SAID_LOGGER_NAME))  # shown in their own ways
     return handler
 
 

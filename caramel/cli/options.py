@@ -17,11 +17,12 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
+from caramel.cli.logs import is_quiet, set_up, with_logs
 from caramel.cli.places import Place, refuse_two_descriptions
 from caramel.cli.scripts import check_program
 from caramel.errors import CaramelError
 from caramel.util.arguments import predicted_worker_count, worker_count
+from caramel.util.progress import note_said
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -39,7 +40,7 @@ def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except CaramelError as error:
             text = _with_options(str(error), context.command)
-            log_what_is_said(text, logging.ERROR)
+            note_said(text, logging.ERROR)
             if context.obj["debug"]:
                 raise
             raise click.ClickException(text) from error
@@ -286,7 +287,7 @@ with_policies = _options(
         help="Number of parameters on the way from a server to a worker at once; default: 2.",
     ),
     click.option("--outer-learning-rate", type=float, help="Of the exchange after local steps; default: 0.7."),
-    click.option("--outer-momentum", type=float, help="Of that exchange; default: 0.9."),
+    click.option("--outer-momentum", type=float, help="Of that exchange; default: 0.5."),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""
 

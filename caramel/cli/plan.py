@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _MEASURED = ("network", "trace")
 """What is measured for a plan, and written beside it."""
 
-_NOT_PREDICTED = "nothing can be predicted without a network model: give --network FILE.json, or --measure"
+_NO_NETWORK = "nothing can be predicted without a network model: give --network FILE.json, or --measure"
+_LOCAL = "nothing is predicted with --sync-every: no gradient travels, and what an exchange takes is in the plan"
 
 
 @click.command(cls=ProgramCommand)
@@ -114,8 +115,10 @@ def plan(
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     pictures = Pictures(program, timeline, report, __version__)
-    if not (decisions["network"] is not None or workers == 1 or is_measured):
-        _refuse_predictions(timeline, as_json)
+    if decisions["sync_every"] is not None:
+        _refuse_predictions(timeline, as_json, _LOCAL)
+    elif not (decisions["network"] is not None or workers == 1 or is_measured):
+        _refuse_predictions(timeline, as_json, _NO_NETWORK)
     if not is_measured and _is_beyond(decisions["network"], workers):
         _refuse_graph(workers, out, is_checked)
         decisions["is_what_if"] = True
@@ -148,16 +151,16 @@ def plan(
         from caramel.analyzers.plan_checks import verify_plan
 
         checked = verify_plan(finished, made.model)
+    predicted = finished.prediction if finished.servers is None else finished.servers.prediction
+    if as_json and predicted is None:
+        raise InputError(_NO_NETWORK)
     if out is not None:
         finished.save(out)
     if tried is None:
         pictures.write_plan(finished, made.facts)
     else:
         pictures.write(finished, made.facts, tried.cluster, tried.record)
-    if as_json:
-        predicted = finished.prediction if finished.servers is None else finished.servers.prediction
-        if predicted is None:
-            raise InputError(_NOT_PREDICTED)
+    if as_json and predicted is not None:
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
         statements = {"checked": list(checked)} if is_checked else {}
         print_json({**predicted.as_dict(), **measured, **statements})
@@ -187,18 +190,14 @@ def _compared(differences: str, other: str | None) -> str:
     return f"{other} -> this plan:\n{differences}" if differences else f"no difference from {other}"
 
 
-def _refuse_predictions(timeline: str | None, as_json: bool) -> None:
+def _refuse_predictions(timeline: str | None, as_json: bool, why: str) -> None:
     """Refuse what shows a prediction, where there will be none.
 
     Raises:
         InputError: a timeline or figures are wanted.
     """
-    if timeline is not None:
-        raise InputError(
-            "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
-        )
-    if as_json:
-        raise InputError(_NOT_PREDICTED)
+    if timeline is not None or as_json:
+        raise InputError(f"a timeline shows the predicted step, and {why}" if timeline is not None else why)
 
 
 def _is_beyond(network: str | None, workers: int) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from caramel.cli.logs import log_what_is_said
 from caramel.cli.options import print_json
+from caramel.util.progress import note_said
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Results:
             values: the same for programs.
         """
         self.values.update(values)
-        log_what_is_said(text)
+        note_said(text)
         if not self.as_json:
             click.echo(text)
 

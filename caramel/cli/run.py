@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +214,23 @@ class _Ended(Exception):
     """No further step is to be made."""
 
 
+@dataclass
+class _Made:
+    """The steps of a run.
+
+    Attributes:
+        interrupts: the signals that came.
+        rate: number of steps, and what they took.
+        losses: that of the first step, and that of the last.
+        saved: prefix of the checkpoint after a step, by its number.
+    """
+
+    interrupts: Interrupts
+    rate: StepRate = field(default_factory=StepRate)
+    losses: list[float] = field(default_factory=list)
+    saved: dict[int, str] = field(default_factory=dict)
+
+
 def _train(
     session: Session,
     program: Program,
@@ -226,50 +244,68 @@ def _train(
     write_pictures: Callable[[], list[str]],
 ) -> None:
     """Train, save and draw; a signal ends it after the step that runs, with the exit status of the signal."""
-    saved: dict[int, str] = {}  # prefix of the checkpoint after a step
-    losses: list[float] = []
-    rate = StepRate()
     first = session.step_count
-
-    def on_run(results: Sequence[StepResult]) -> None:
-        rate.note(sum(result.examples for result in results), len(results), session.data_wait_s)
-        if record is not None:
-            record.note(results)
-        losses.extend(result.loss for result in results)
-        del losses[1:-1]  # the first and the last one are shown
-        if directory is not None and save_every is not None and any(r.step % save_every == 0 for r in results):
-            saved[session.step_count] = directory.save(session)
-        if interrupts.number is not None:
-            raise _Ended
-
-    if program.why_here is not None:
-        _logger.warning("the data goes through this process: %s", program.why_here)
-    batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
-    with Interrupts(_logger.warning, ends_at_once=True) as interrupts, suppress(_Ended):
-        session.run(batches, steps, steps_per_execution=steps_per_execution, on_run=on_run)
-    results.values |= {"steps": rate.steps, "last_step": session.step_count}
-    if losses:
-        results.add(
-            f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}{_beside_prediction(prediction, rate)}",
-            elapsed_s=rate.elapsed_s,
-            step_s=rate.step_s,
-            examples_per_s=rate.examples_per_s,
-            first_loss=losses[0],
-            last_loss=losses[-1],
-        )
+    made = _steps_made(session, program, steps, steps_per_execution, directory, save_every, record)
+    results.values |= {"steps": made.rate.steps, "last_step": session.step_count}
+    if made.losses:
+        _say_steps(results, made, prediction)
     if directory is not None:  # before the evaluation, which may fail
-        prefix = saved.get(session.step_count) or directory.save(session)
+        prefix = made.saved.get(session.step_count) or directory.save(session)
         results.add(f"saved {prefix}", saved=prefix)
     if written := write_pictures():
         results.add(f"written: {', '.join(written)}", written=written)
-    if interrupts.number is not None:
-        results.values["interrupted_by"] = signal.Signals(interrupts.number).name
+    if made.interrupts.number is not None:
+        results.values["interrupted_by"] = signal.Signals(made.interrupts.number).name
         _say_how_to_go_on(results, directory, None if steps is None else first + steps)
         results.end()
-        click.get_current_context().exit(interrupts.exit_status)
+        click.get_current_context().exit(made.interrupts.exit_status)
     if program.evaluation_data is not None:
         results.add_evaluation(session.evaluate(*arguments_of(program.evaluation_data)))
     results.end()
+
+
+def _steps_made(
+    session: Session,
+    program: Program,
+    steps: int | None,
+    steps_per_execution: int | str,
+    directory: CheckpointDirectory | None,
+    save_every: int | None,
+    record: RunRecord | None,
+) -> _Made:
+    """Make the steps, and save after some of them, until all are made or a signal comes."""
+    if program.why_here is not None:
+        _logger.warning("the data goes through this process: %s", program.why_here)
+    batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
+    made = _Made(Interrupts(_logger.warning, ends_at_once=True))
+
+    def on_run(of_run: Sequence[StepResult]) -> None:
+        made.rate.note(sum(result.examples for result in of_run), len(of_run), session.data_wait_s)
+        if record is not None:
+            record.note(of_run)
+        made.losses.extend(result.loss for result in of_run)
+        del made.losses[1:-1]
+        if directory is not None and save_every is not None and any(r.step % save_every == 0 for r in of_run):
+            made.saved[session.step_count] = directory.save(session)
+        if made.interrupts.number is not None:
+            raise _Ended
+
+    with made.interrupts, suppress(_Ended):
+        session.run(batches, steps, steps_per_execution=steps_per_execution, on_run=on_run)
+    return made
+
+
+def _say_steps(results: Results, made: _Made, prediction: Prediction | None) -> None:
+    """Say how long the steps took, and what became of the loss."""
+    rate, first_loss, last_loss = made.rate, made.losses[0], made.losses[-1]
+    results.add(
+        f"\n{rate}: loss {first_loss:.6g} -> {last_loss:.6g}{_beside_prediction(prediction, rate)}",
+        elapsed_s=rate.elapsed_s,
+        step_s=rate.step_s,
+        examples_per_s=rate.examples_per_s,
+        first_loss=first_loss,
+        last_loss=last_loss,
+    )
 
 
 def _beside_prediction(prediction: Prediction | None, rate: StepRate) -> str:

@@ -108,8 +108,8 @@ def _made_plan(
         found = analyse(chosen, [model, of_all], WANTED)
         if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
             found = without_needless_order(found)
-        made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
-        return replace(made, transfers=with_divided_tables(made.transfers, tables)), found
+        asked = options.uneven_batches, options.statistics
+        return make_plan(model, devices, found, chosen, notes, *asked, pipeline, tables), found
 
     tables: Collection[str] = ()
     about_tables: tuple[str, ...] = ()
@@ -184,6 +184,7 @@ def make_plan(
     uneven_batches: str,
     statistics: str,
     pipeline: Pipeline | None,
+    tables: Collection[str] = (),
 ) -> Plan:
     """Put the facts of analyzers together in a plan; nothing is rewritten here.
 
@@ -196,9 +197,11 @@ def make_plan(
         uneven_batches: see `caramel.ARModel`.
         statistics: see `caramel.ARModel`.
         pipeline: the workers' input pipelines, if they read a dataset.
+        tables: gradients of embedding tables of which each worker has some rows.
     """
     network: Network = facts[Network]
     transfers: Transfers = facts[Transfers]
+    to_owners = with_divided_tables(transfers.transfers, tables)
     trace: Trace | None = facts.get(Trace)
     edges: ControlEdges = facts[ControlEdges]
     order: UpdateOrder | None = facts.get(UpdateOrder)
@@ -208,7 +211,7 @@ def make_plan(
         deterministic=network.options.deterministic,
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
-        transfers=with_added_slices(model, transfers.transfers, trace, network.options.deterministic),
+        transfers=with_added_slices(model, to_owners, trace, network.options.deterministic),
         analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
         order=() if order is None else order.gradients,
         order_reason="" if order is None else f"{order.reason}; enforced: {edges.reason}",

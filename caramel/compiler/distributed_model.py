@@ -277,7 +277,7 @@ def forward_pass(context: Context, options: CompileOptions) -> DistributedModel:
         CaptureError: the program cannot be captured or replicated.
 
     Source:
-        TicTac (000), section 6: agents that infer only pull.
+        TicTac, section 6: agents that infer only pull.
     """
     workers, sharding, device_list = options.workers, options.sharding, options.device_list
     context = context.for_workers(workers, sharding)

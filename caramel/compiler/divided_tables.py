@@ -8,7 +8,6 @@ from dataclasses import replace
 from caramel.analyzers.policies.best_packing import INDIFFERENCE
 from caramel.analyzers.step.element_updates import summary
 from caramel.analyzers.step.row_updates import row_updates
-from caramel.analyzers.step.sparse_slices import ADDS_UP
 from caramel.model import Model
 from caramel.plan import OWNERS, Plan, Transfer
 from caramel.util.units import format_ms
@@ -69,8 +68,6 @@ def with_divided_tables(transfers: Sequence[Transfer], names: Collection[str]) -
         names: names of the gradients.
     """
 
-    def to_owners(transfer: Transfer) -> Transfer:
-        _, adds_up, how_many = transfer.reason.partition(f" {ADDS_UP}")
-        return replace(transfer, algorithm=OWNERS, reason=f"{_REASON}{adds_up}{how_many}")
-
-    return tuple(to_owners(t) if t.pieces[0].gradient in names else t for t in transfers)
+    return tuple(
+        replace(t, algorithm=OWNERS, reason=_REASON) if t.pieces[0].gradient in names else t for t in transfers
+    )

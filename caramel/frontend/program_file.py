@@ -16,7 +16,6 @@ The program's own training loop belongs under ``if __name__ == "__main__":``.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from caramel.errors import InputError, ProgramError
 from caramel.frontend.user_code import guarded
+from caramel.util.python_files import executed_module
 
 if TYPE_CHECKING:
     from caramel.frontend.context import Context
@@ -154,12 +154,9 @@ def _module(path: Path) -> Any:
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as `python FILE.py` does, so that its neighbours can be imported
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if module_spec is None or module_spec.loader is None:
+    module = guarded(lambda: executed_module(path, path.stem), f"program file {str(path)!r}")
+    if module is None:
         raise ProgramError(f"{str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path.stem] = module
-    guarded(lambda: module_spec.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
     return module
 
 

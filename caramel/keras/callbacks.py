@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import keras
 
 from caramel.errors import InputError, listed
+from caramel.util.user_warnings import warn_user
 
 _LOG_CALLBACKS = (
     keras.callbacks.ProgbarLogger,
@@ -111,7 +111,7 @@ def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_
         what = f"callback {type(callback).__name__} monitors {monitor!r}, which is no log of an epoch"
         if monitor not in possible and not any(_may_add_logs(other) for other in callbacks):
             raise InputError(f"{what}: {advice}")
-        warnings.warn(f"{what}, and does nothing unless another callback adds it: {advice}", stacklevel=4)
+        warn_user(f"{what}, and does nothing unless another callback adds it: {advice}")
 
 
 def _may_add_logs(callback: Any) -> bool:

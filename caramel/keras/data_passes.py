@@ -9,7 +9,6 @@ in several calls, parts of it to train and to validate on) draw from it in turn.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from caramel.data.components import is_dataset
 from caramel.errors import InputError
 from caramel.runtime.session import Session
 from caramel.runtime.step_result import StepResult
+from caramel.util.user_warnings import warn_user
 
 
 @dataclass
@@ -86,7 +86,7 @@ class DataPasses:
         except InputError:
             if not any(one.is_users for one in passes):
                 raise
-            warnings.warn(_ANOTHER_ORDER, stacklevel=2)
+            warn_user(_ANOTHER_ORDER)
             self.session.restart_data()
 
     def leave_one_out(self) -> None:
@@ -177,7 +177,7 @@ def _passes_before(dataset: Any) -> list[_Pass]:
     """The passes that the shuffles of a dataset have seen."""
     histories = [_passes_of_shuffle.get(shuffle, []) for shuffle in _shuffles(dataset)]
     if _are_uneven(histories) and any(one.is_users for history in histories for one in history):
-        warnings.warn(_ANOTHER_ORDER, stacklevel=3)
+        warn_user(_ANOTHER_ORDER)
         histories = [[one for one in history if not one.is_users] for history in histories]
     if _are_uneven(histories):
         raise InputError(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-import warnings
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -17,10 +14,11 @@ from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
-from caramel.runtime.step_rate import FIRST_RUNS
+from caramel.runtime.step_rate import StepTimes
 from caramel.runtime.step_result import StepResult
 from caramel.runtime.steps_per_execution import StepsInRun
 from caramel.util.arrays import array_of
+from caramel.util.user_warnings import warn_user
 
 
 @dataclass
@@ -102,8 +100,7 @@ class EpochLoop:
     passes: DataPasses | FedBatches
     on_run: Callable[[Sequence[StepResult]], None]
     grouping: StepsInRun | None = None
-    _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
-    _waits_s: array[float] = field(init=False, default_factory=lambda: array("d"))
+    _times: StepTimes = field(init=False, default_factory=StepTimes)
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
@@ -137,10 +134,9 @@ class EpochLoop:
                 if number == 0:
                     self._end_training()
                 elif steps is not None:
-                    warnings.warn(
+                    warn_user(
                         f"the data ended before the {steps} steps of an epoch: the epoch ends there. The next one "
-                        "begins a dataset again (dataset.repeat() lets it go on); of a generator nothing is left",
-                        stacklevel=4,  # whoever calls `fit`
+                        "begins a dataset again (dataset.repeat() lets it go on); of a generator nothing is left"
                     )
                 break
             if is_interrupted():
@@ -159,12 +155,12 @@ class EpochLoop:
     @property
     def step_s(self) -> float | None:
         """Median seconds of a step, without the first ones, in which TensorFlow gets ready; None before."""
-        return statistics.median(self._steps_s[FIRST_RUNS:]) if len(self._steps_s) > FIRST_RUNS else None
+        return self._times.step_s
 
     @property
     def data_wait_s(self) -> float:
         """Median seconds of such a step in which it waits for its data."""
-        return statistics.median(self._waits_s[FIRST_RUNS:]) if len(self._waits_s) > FIRST_RUNS else 0.0
+        return self._times.data_wait_s
 
     @property
     def steps_in_run(self) -> int:
@@ -193,10 +189,9 @@ class EpochLoop:
 
     def _end_training(self) -> None:
         """End a training whose data is used up; an epoch without a step would have no loss to report."""
-        warnings.warn(
+        warn_user(
             "the data has ended, so the training does: a generator gives its batches once. Let it give the batches of "
-            "all epochs (with steps_per_epoch=), or give a keras.utils.PyDataset, which begins anew in each epoch",
-            stacklevel=5,  # whoever calls `fit`
+            "all epochs (with steps_per_epoch=), or give a keras.utils.PyDataset, which begins anew in each epoch"
         )
         self.model.stop_training = True
 
@@ -239,8 +234,8 @@ class EpochLoop:
             except EndOfData:
                 self._ended = True
                 break
-            self._steps_s.append((time.perf_counter() - began_s) / len(results))
-            self._waits_s.append((self.session.data_wait_s - waited_s) / len(results))
+            run_s = time.perf_counter() - began_s
+            self._times.note(run_s, self.session.data_wait_s - waited_s, len(results))
             done += len(results)
             self._batches_taken += len(results)
             self.passes.took(len(results))

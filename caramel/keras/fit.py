@@ -25,7 +25,7 @@ from caramel.keras.callbacks import (
 )
 from caramel.keras.captured_steps import CapturedStep, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
-from caramel.keras.given_data import GivenData, given_data
+from caramel.keras.given_data import GivenData, data_of_fit
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.planning import one_line, traced_options
 from caramel.keras.train_step import as_data
@@ -39,6 +39,7 @@ from caramel.runtime.session import Session
 from caramel.runtime.steps_per_execution import AUTO, StepsInRun, within_epochs
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, refuse_unknown, shown, whole_number
 from caramel.util.interrupts import Interrupts
+from caramel.util.progress import note_said
 from caramel.util.text_files import path_text
 from caramel.util.units import format_ms
 
@@ -158,15 +159,16 @@ def fit(
         options.setdefault("device_list", devices)
     if options.get("network") is not None:  # before anything is traced for it
         as_network(options["network"])
-    data = given_data(
-        x,
-        y,
-        sample_weight,
+    data = data_of_fit(
+        x=x,
+        y=y,
+        sample_weight=sample_weight,
         batch_size=batch_size,
         shuffle=shuffle,
-        validation_split=0.0 if validation_data is not None else validation_split,
+        validation_split=validation_split,
+        validation_data=validation_data,
         class_weight=class_weight,
-        steps=steps_per_epoch,
+        steps_per_epoch=steps_per_epoch,
     )
     if model.built:
         check_trainable(model)  # before Keras' optimizer meets a variable that it does not know
@@ -305,6 +307,7 @@ def _sayer(is_silent: bool) -> Callable[[str], None]:
         if is_silent:
             _logger.info("%s", line)
         else:
+            note_said(line)
             click.echo(line)
 
     return say

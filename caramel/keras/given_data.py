@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import Batch, DatasetBatches, FedBatches, Source, source_of
 from caramel.keras.sparse_tensors import with_dense_batches
 from caramel.runtime.session import Session
+from caramel.util.user_warnings import warn_user
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,35 @@ class GivenData:
         return FedBatches(session, self.source, self.weighted)
 
 
+def data_of_fit(
+    *,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    shuffle: Any,
+    validation_split: float,
+    validation_data: Any,
+    class_weight: Mapping[int, float] | None,
+    steps_per_epoch: int | None,
+) -> GivenData:
+    """What the arguments of a ``fit`` say about its data; see `caramel.fit` for each of them.
+
+    Raises:
+        InputError: they do not fit each other, or there is no data.
+    """
+    return given_data(
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        validation_split=0.0 if validation_data is not None else validation_split,
+        class_weight=class_weight,
+        steps=steps_per_epoch,
+    )
+
+
 def given_data(
     x: Any,
     y: Any,
@@ -116,7 +145,7 @@ def given_data(
     if source is not None:
         _check_length(source.length, steps, type(x).__name__, isinstance(x, keras.utils.PyDataset), who)
         ends = ", and an epoch ends where it does" if source.length is None and steps is None and who == "fit" else ""
-        return _fed(source, class_weight, f"{_kind(x)} is Python code{ends}", who)
+        return _fed(source, class_weight, f"{_kind(x)} is Python code{ends}")
     if not is_dataset(x) and not callable(x):
         raise InputError(
             f"{who} takes arrays, a tf.data.Dataset of batches, a PyDataset, a generator, or a function that makes "
@@ -129,7 +158,7 @@ def given_data(
         dense = with_dense_batches(x)
         reason = why_not_on_workers(dense)
         if reason is not None:
-            return _fed(DatasetBatches(dense), class_weight, reason, who)
+            return _fed(DatasetBatches(dense), class_weight, reason)
         return _on_workers(x, dense, class_weight)
     return _on_workers(x, with_dense_batches(x), class_weight)
 
@@ -171,9 +200,8 @@ def _of_arrays(
     return _on_workers(dataset, dataset, class_weight, validation=validation)
 
 
-def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str, who: str) -> GivenData:
-    level = 4 if who == "fit" else 5  # of whoever calls that
-    warnings.warn(f"the batches are made in this process and sent to the workers: {reason}", stacklevel=level)
+def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str) -> GivenData:
+    warn_user(f"the batches are made in this process and sent to the workers: {reason}")
     weighting = None if class_weight is None else class_weighting(class_weight)
     spec = source.spec
     if weighting is None:
@@ -207,7 +235,7 @@ def _refuse_for_batches(**given: Any) -> None:
         "validation_split": "give validation_data=",
     }
     if given.pop("batch_size", None) is not None:
-        warnings.warn("batch_size has no effect, as in Keras: the data is in batches already", stacklevel=4)
+        warn_user("batch_size has no effect, as in Keras: the data is in batches already")
     for name, value in given.items():
         if value is not None and not (name == "validation_split" and value == 0):
             raise InputError(f"{name} goes with arrays, and x is no array: {instead[name]}")

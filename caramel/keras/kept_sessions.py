@@ -207,12 +207,25 @@ def servers_of(model: Any, cluster: Cluster, plan: Plan, transfer_threads: int |
         plan: plan of a session.
         transfer_threads: see `Cluster.for_transfers`; None where what trains later has to say it.
     """
+    with _sessions_of(model) as sessions:
+        return sessions.servers(cluster, plan, transfer_threads)
+
+
+@contextmanager
+def _sessions_of(model: Any) -> Iterator[_OfModel]:
+    """The sessions of a model, now the last one that was used, for a caller who has them alone meanwhile.
+
+    Those of models before the last few are closed then, which may take a while.
+    """
     with _lock:
-        return _sessions_of(model).servers(cluster, plan, transfer_threads)
+        sessions, surplus = _used(model)
+        yield sessions
+    for each in surplus:
+        each.close()
 
 
-def _sessions_of(model: Any) -> _OfModel:
-    """The sessions of a model, now the last one that was used; those of models before the last few are closed."""
+def _used(model: Any) -> tuple[_OfModel, list[_OfModel]]:
+    """The sessions of a model, now the last one that was used, and those of models before the last few."""
     sessions = vars(model).get(_ATTRIBUTE)
     if sessions is None:
         sessions = _OfModel()
@@ -220,10 +233,8 @@ def _sessions_of(model: Any) -> _OfModel:
     others = [each for each in (reference() for reference in _recent) if each is not None and each is not sessions]
     idle = [each for each in others if each.uses == 0]
     surplus = idle[: max(len(others) + 1 - _MOST_MODELS, 0)]
-    for each in surplus:
-        each.close()
     _recent[:] = [weakref.ref(each) for each in (*(each for each in others if each not in surplus), sessions)]
-    return sessions
+    return sessions, surplus
 
 
 def taken(model: Any, method: str, purpose: list[Any], data: GivenData) -> KeptSession | None:
@@ -263,8 +274,7 @@ def keep(model: Any, method: str, purpose: list[Any], kept: KeptSession) -> None
         purpose: see `taken`.
         kept: session whose steps all went well.
     """
-    with _lock:
-        sessions = _sessions_of(model)
+    with _sessions_of(model) as sessions:
         _, other = sessions.kept.get(method, (None, None))
         sessions.kept[method] = (purpose, kept)
     if other is not None:  # of another thread
@@ -290,15 +300,15 @@ def using(model: Any) -> Iterator[Use]:
     Args:
         model: the Keras model.
     """
-    with _lock:
-        sessions = _sessions_of(model)
+    with _sessions_of(model) as sessions:
         sessions.uses += 1
     use = Use()
     try:
         yield use
     except BaseException:
         if use.kept is not None:
-            use.kept.session.close()
+            with suppress(CaramelError):  # what went wrong is what the user has to know
+                use.kept.session.close()
         raise
     finally:
         with _lock:

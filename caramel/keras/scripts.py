@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,10 @@ from caramel.frontend.script_file import run_script
 from caramel.keras.captured_steps import captured_training, check_model
 from caramel.keras.evaluate import evaluate, predict
 from caramel.keras.fit import fit
-from caramel.keras.given_data import GivenData, given_data
+from caramel.keras.given_data import GivenData, data_of_fit
 from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
 from caramel.runtime.clusters.base import Cluster
+from caramel.util.user_warnings import warn_user
 
 _SEVERAL_MODELS = (
     "A plan is for one model and its numbers: a script that trains several, or gets other arguments, takes --network "
@@ -89,7 +89,7 @@ class ScriptRun:
                         return method(model, *given, **named, **place, device_list=devices)
                     except CaptureError as error:  # what it gives is the same here
                         why_here = str(error)
-                warnings.warn(f"{method.__name__} runs in this process: {why_here}", stacklevel=3)
+                warn_user(f"{method.__name__} runs in this process: {why_here}")
                 return original(model, *given, **named)
 
             return call
@@ -99,7 +99,7 @@ class ScriptRun:
             "evaluate": here_if_need_be(evaluate, keras.Model.evaluate),
             "predict": here_if_need_be(predict, keras.Model.predict),
         }
-        parts = _parts_of(file, self.workers or 2)
+        parts = _parts_of(file, self.workers)
         with wrapped_methods(instead):
             try:
                 run_script(file, arguments)
@@ -109,7 +109,7 @@ class ScriptRun:
         if calls == 0:
             raise ProgramError(
                 f"{file!r} has ended, and no Keras model was trained. "
-                + lines_to_change(Path(file), parts, self.workers or 2)
+                + lines_to_change(Path(file), parts, self.workers)
             )
 
 
@@ -209,14 +209,4 @@ def _data_of_fit(model: Any, given: Sequence[Any], named: Mapping[str, Any]) -> 
     """The data in the arguments of a ``fit``."""
     bound = signature(fit).bind(model, *given, **named, workers=1)
     bound.apply_defaults()
-    values = bound.arguments
-    return given_data(
-        values["x"],
-        values["y"],
-        values["sample_weight"],
-        batch_size=values["batch_size"],
-        shuffle=values["shuffle"],
-        validation_split=0.0 if values["validation_data"] is not None else values["validation_split"],
-        class_weight=values["class_weight"],
-        steps=values["steps_per_epoch"],
-    )
+    return data_of_fit(**{name: bound.arguments[name] for name in signature(data_of_fit).parameters})

@@ -306,8 +306,4 @@ def verify_postponed(emission: Emission) -> Emission:
         raise InvariantError(
             f"after postpone: a postponed update uses {name!r} of worker {role.rank} in the step after its own"
         )
-    for name in moved:
-        for text in graph[name].input:
-            if node_of(text) not in graph:
-                raise InvariantError(f"after postpone: {name!r} reads {text!r}, which does not exist")
     return emission

@@ -105,7 +105,7 @@ class _Serving:
         inputs = [self._input(server, name, text) for text in data_texts(original)]
         if name in self._counts:
             position, rows = self._counts[name]
-            inputs[position] = self._count(server, name, position, rows[server])
+            inputs[position] = self._count(server, name, rows[server])
         copy = copied(original, [*inputs, *self._step.server_controls(server, name)])
         copy.name = server_name(server, name)
         copy.device = merge(original.device, Device.parse(self._step.servers.devices[server]), name)
@@ -156,7 +156,7 @@ class _Serving:
         device, controls = self._step.servers.devices[server], self._step.server_controls(server, name)
         self._step.add(node(server_name(server, name), "NoOp", controls, device), self._step.workers + server)
 
-    def _count(self, server: int, name: str, position: int, rows: int) -> str:
+    def _count(self, server: int, name: str, rows: int) -> str:
         """A constant with the number of a server's rows."""
         device = self._step.servers.devices[server]
         made = row_count(self._step.graph[name], f"{server_name(server, name)}/rows", rows, device)

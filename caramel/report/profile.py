@@ -295,7 +295,7 @@ def profile(
         CaramelError: a step fails, or there are fewer batches.
 
     Source:
-        Caramel, section 3.1; TicTac (000), section 3.2, equations 1 to 4, and section 6.
+        Caramel, section 3.1; TicTac, section 3.2, equations 1 to 4, and section 6.
 
     Examples:
         >>> import tensorflow as tf

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import tensorflow as tf
 from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
 from caramel.util.journal import Move, finish_interrupted, replacing_together
+from caramel.util.temporary import no_room, temporary_directory
 
 v1 = tf.compat.v1
 
@@ -169,8 +169,8 @@ def check_whole(prefix: str | os.PathLike[str]) -> None:
         CheckpointError: the checkpoint is missing or damaged.
     """
     dtypes = open_checkpoint(prefix).get_variable_to_dtype_map()
-    for name in (name for name, dtype in dtypes.items() if dtype != tf.variant):  # states of iterators are no arrays
-        read_values(prefix, [name])
+    for _ in each_value(prefix, [name for name, dtype in dtypes.items() if dtype != tf.variant]):
+        pass  # states of iterators are no arrays
 
 
 @contextlib.contextmanager
@@ -191,11 +191,14 @@ def readable(prefix: str) -> Iterator[str]:
         yield prefix
         return
     path = Path(prefix).absolute()
-    with tempfile.TemporaryDirectory(prefix="caramel-read-") as directory:
+    with temporary_directory("caramel-read-", CheckpointError) as directory:
         alias = os.path.join(directory, "checkpoint")
         for name in (path.name, local_state_prefix(path.name)):
             for part in path.parent.glob(glob.escape(name) + ".*"):
-                os.symlink(part, alias + part.name[len(path.name) :])
+                try:
+                    os.symlink(part, alias + part.name[len(path.name) :])
+                except OSError as error:
+                    raise no_room(error, CheckpointError) from error
         try:
             yield alias
         except CheckpointError as error:

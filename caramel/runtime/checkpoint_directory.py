@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from caramel.runtime.checkpoint import (
 from caramel.runtime.held_directory import checked_directory, held_directory
 from caramel.runtime.session import Session
 from caramel.util.whole_files import sync
+
+_logger = logging.getLogger(__name__)
 
 _LIST = "checkpoint"
 """Name of the list of checkpoints, as tf.train.Saver has it."""
@@ -209,15 +212,22 @@ class CheckpointDirectory:
         kept_names = names[-self.keep :]
         try:
             self._write_list(kept_names)
-            for old in (n for n in names[: -self.keep] if re.fullmatch(r"checkpoint-\d+", n)):
-                for prefix in (old, local_state_prefix(old)):
-                    for part in self.path.glob(glob.escape(prefix) + ".*"):
-                        part.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
                 f"the list of checkpoints in {str(self.path)!r} cannot be written: {error}"
             ) from error
+        self._remove(n for n in names[: -self.keep] if re.fullmatch(r"checkpoint-\d+", n))
         return str(self.path / name)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove old checkpoints; one that cannot be removed is no reason to end a training."""
+        for old in names:
+            for prefix in (old, local_state_prefix(old)):
+                for part in self.path.glob(glob.escape(prefix) + ".*"):
+                    try:
+                        part.unlink(missing_ok=True)
+                    except OSError as error:
+                        _logger.warning("an old checkpoint cannot be removed: %s", error)
 
     def _write_list(self, names: list[str]) -> None:
         state = CheckpointState(model_checkpoint_path=names[-1], all_model_checkpoint_paths=names)

@@ -123,8 +123,7 @@ class Session:
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         began_s = time.perf_counter()
-        if isinstance(cluster, Cluster):  # what only looks like one may lack the method
-            cluster = cluster.for_transfers(distributed.plan.transfer_threads)
+        cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         self._packed: PackedFeeds | None = None
         self._distributed, self._executor = self._started(distributed, cluster)
         try:
@@ -134,7 +133,7 @@ class Session:
                 self._executor,
                 self._packed,
                 is_optimized=self._distributed is not distributed,
-                is_elsewhere=getattr(cluster, "is_elsewhere", False),
+                is_elsewhere=cluster.is_elsewhere,
                 timeout_s=step_timeout_s,
             )
             self._steps.begin(self._state.initialise(), distributed.pipeline)
@@ -147,7 +146,7 @@ class Session:
 
     def _started(self, distributed: DistributedModel, cluster: Cluster) -> tuple[DistributedModel, Executor]:
         """What runs on the cluster, and its executor: optimised here if that is what TensorFlow would do there."""
-        as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
+        as_written = cluster.as_written() if cluster.options.optimize_graph else None
         if as_written is not None and distributed.optimized is not None:
             executor = self._start(distributed.optimized, as_written)
             try:
@@ -163,12 +162,11 @@ class Session:
     def _start(self, distributed: DistributedModel, cluster: Cluster) -> Executor:
         graph_def = distributed.graph_def
         devices = (*distributed.signature.devices, *distributed.signature.servers)
-        if getattr(cluster, "is_elsewhere", False):
+        if cluster.is_elsewhere:
             self._packed = PackedFeeds.of(graph_def, [distributed.signature])
         if self._packed is not None:
             graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
-        if isinstance(cluster, Cluster):
-            cluster.check_roles(distributed.signature.devices, distributed.signature.servers)
+        cluster.check_roles(distributed.signature.devices, distributed.signature.servers)
         return cluster.start(graph_def, devices, self._timeout_s)
 
     def __enter__(self) -> Session:
@@ -657,8 +655,9 @@ class Session:
 
         Raises:
             InputError: the path is no prefix of this machine.
-            CheckpointError: it is missing, damaged or does not fit; then nothing has changed. If only the
-                position in the data is damaged, the session does not go on without another restore.
+            CheckpointError: it is missing, damaged or does not fit; then nothing has changed. If a part of it is
+                with the workers by then (only the position in the data is damaged, or worker 0 sees the values and
+                not the files beside them), the session does not go on without another restore.
             DataError: the input pipeline failed on its way to the position; likewise.
         """
         self._refuse_when_closed()
@@ -667,7 +666,8 @@ class Session:
             try:
                 self._steps.step_count = self._state.restore(prefix)
             except (InputError, CheckpointError):
-                self._steps.failure = before
+                if not self._state.has_changed:
+                    self._steps.failure = before
                 raise
             self._steps.leave_nothing()
             if self._steps.data is not None:

@@ -41,6 +41,44 @@ class SettledRuns:
         return counts
 
 
+class StepTimes:
+    """What steps take, by the runs that count for rates."""
+
+    def __init__(self) -> None:
+        self._runs = SettledRuns()
+        self._steps_s: deque[float] = deque(maxlen=_LAST_RUNS)
+        self._waits_s: deque[float] = deque(maxlen=_LAST_RUNS)
+
+    def note(self, run_s: float, wait_s: float, steps: int) -> bool:
+        """Note a run that has just ended; whether it counts.
+
+        Args:
+            run_s: seconds of the run.
+            wait_s: seconds of it in which steps have waited for their data.
+            steps: number of steps in it.
+        """
+        counts = self._runs.note(steps)
+        if counts:
+            self._steps_s.append(run_s / steps)
+            self._waits_s.append(wait_s / steps)
+        return counts
+
+    @property
+    def steps_in_run(self) -> int:
+        """Largest number of steps that were one run."""
+        return self._runs.largest
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds of a step; None while there are too few."""
+        return statistics.median(self._steps_s) if self._steps_s else None
+
+    @property
+    def data_wait_s(self) -> float:
+        """Median seconds of a step in which it waits for its data."""
+        return statistics.median(self._waits_s) if self._waits_s else 0.0
+
+
 class StepRate:
     """The rate of the steps so far; begins with the first step.
 
@@ -50,11 +88,9 @@ class StepRate:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._runs = SettledRuns()
+        self._times = StepTimes()
         self._counted = self._examples = 0
         self._counted_s = self._wait_s = 0.0
-        self._steps_s: deque[float] = deque(maxlen=_LAST_RUNS)
-        self._waits_s: deque[float] = deque(maxlen=_LAST_RUNS)
         self._end_s = self._started_s = time.perf_counter()
 
     def note(self, examples: int, steps: int = 1, wait_s: float = 0.0) -> None:
@@ -68,17 +104,15 @@ class StepRate:
         before_s, self._end_s = self._end_s, time.perf_counter()
         waited_s, self._wait_s = wait_s - self._wait_s, wait_s
         self.steps += steps
-        if self._runs.note(steps):
+        if self._times.note(self._end_s - before_s, waited_s, steps):
             self._counted += steps
             self._counted_s += self._end_s - before_s
-            self._steps_s.append((self._end_s - before_s) / steps)
-            self._waits_s.append(waited_s / steps)
             self._examples += examples
 
     @property
     def steps_in_run(self) -> int:
         """Largest number of steps that were one run."""
-        return self._runs.largest
+        return self._times.steps_in_run
 
     @property
     def elapsed_s(self) -> float:
@@ -88,12 +122,12 @@ class StepRate:
     @property
     def step_s(self) -> float | None:
         """Median seconds of a step; None while there are too few."""
-        return statistics.median(self._steps_s) if self._steps_s else None
+        return self._times.step_s
 
     @property
     def data_wait_s(self) -> float:
         """Median seconds of a step in which it waits for its data."""
-        return statistics.median(self._waits_s) if self._waits_s else 0.0
+        return self._times.data_wait_s
 
     @property
     def examples_per_s(self) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.feeds import Batch, step_feeds, step_fetches
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.signature import Signature
+from caramel.util.user_warnings import warn_user
 
 _EMPTY_RUNS = 9
 
@@ -90,7 +90,7 @@ class UnrolledSteps:
         if reason is None:
             return min(steps, self._unrolling.most_steps)
         if not self._said_why_not:
-            warnings.warn(f"each step is a run of its own, as it cannot be unrolled: {reason}", stacklevel=5)
+            warn_user(f"each step is a run of its own, as it cannot be unrolled: {reason}")
             self._said_why_not = True
         return 1
 

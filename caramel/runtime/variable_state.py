@@ -20,6 +20,8 @@ from caramel.graph.graph import NodeDef
 from caramel.model import Model, VariableClass
 from caramel.modifiers.exchange import momentum_keys
 from caramel.modifiers.save_restore import (
+    BROADCAST,
+    FILL,
     STEPS_KEY,
     assignment_nodes,
     file_copy_nodes,
@@ -57,6 +59,8 @@ class VariableState:
         self._has_copy = False  # whether the graph has the ops of `check_saves_to`
         self.last_read: str | None = None
         """Prefix of this library's checkpoint that `restore` read; None after one with the program's objects only."""
+        self.has_changed = False
+        """Whether the last `restore` has given the workers values, all or some of them."""
 
     # -- to the workers ----------------------------------------------------------------------
 
@@ -125,8 +129,10 @@ class VariableState:
         """Restore a checkpoint, named or object-based; the number of steps in it.
 
         Raises:
-            CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
+            CheckpointError: it is missing, damaged or does not fit; `has_changed` says whether workers have values of
+                it all the same.
         """
+        self.has_changed = False
         reader = checkpoint.open_checkpoint(prefix)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             return self._restore_objects(prefix)
@@ -286,11 +292,14 @@ class VariableState:
             self._read(prefix, [self._assignments[names], *filter(None, [self._signature.anchor])])
 
     def _read(self, prefix: str, targets: Sequence[str]) -> None:
-        """Run ops that read a checkpoint, one after the other."""
+        """Run ops that read a checkpoint, or hand on what was read, one after the other."""
         for target in targets:
             try:
                 self._run(target, {self._signature.restore_prefix: checkpoint.fed_path(prefix)})
+                self.has_changed = True
             except StepError as error:
+                if target in (BROADCAST, FILL):
+                    raise CheckpointError(f"the workers cannot take what worker 0 has read: {error}") from error
                 raise CheckpointError(
                     f"worker 0 cannot read checkpoint {prefix!r}: {error}. It is damaged, or worker 0 does not see the "
                     "files of this process: run on worker 0's machine, or set TMPDIR to a directory that both see and "

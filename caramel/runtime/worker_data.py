@@ -9,7 +9,6 @@ to each other again after an error. Where none can fail, the run of a step may t
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
 from caramel.signature import DataSignature, Signature
 from caramel.util.arguments import MOST_WORKERS, shown
+from caramel.util.user_warnings import warn_user
 
 RunEach = Callable[[Sequence[Run], int], list[list[np.ndarray] | StepError]]
 """A function like `Executor.run_each`, whose second argument is the number of steps in whose time runs must end."""
@@ -409,10 +409,9 @@ class WorkerData:
                 self._run(self._names.snapshot, {})
             except StepError as error:
                 has_state = False
-                warnings.warn(
+                warn_user(
                     f"the pipeline's position cannot be saved as it is ({error}); restoring will pass over the batches "
-                    "that were taken",
-                    stacklevel=5,
+                    "that were taken"
                 )
         numbers = [self._seed, self._passes, self._taken, self._state, int(has_state), self._workers]
         try:
@@ -472,7 +471,7 @@ class WorkerData:
         try:
             self._run([self._names.restore], {self._signature.restore_prefix: fed_path(prefix)})
         except StepError as error:
-            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=5)
+            warn_user(f"the pipeline's position cannot be restored as it was ({error}); passing over")
             return False
         return True
 

@@ -14,15 +14,28 @@ _LINE_INTERVAL_S = 10.0
 LOGGER_NAME = __name__
 """Name of the logger that gets the lines, however progress is shown."""
 
+SAID_LOGGER_NAME = "caramel.said"
+"""Name of the logger that gets what is printed anyway."""
+
 _logger = logging.getLogger(LOGGER_NAME)
 
 _is_hidden = False
 
 
-def hide_progress(is_hidden: bool = True) -> None:
+def hide_progress(is_hidden: bool) -> None:
     """Show no progress from now on, or show it again; log files have it in any case."""
     global _is_hidden
     _is_hidden = is_hidden
+
+
+def note_said(text: str, level: int = logging.INFO) -> None:
+    """Let the log file, if there is one, have what is printed anyway.
+
+    Args:
+        text: what is printed.
+        level: level of `logging`.
+    """
+    logging.getLogger(SAID_LOGGER_NAME).log(level, "%s", text.strip())
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that are missing, damaged or of another program: refused, and nothing has changed."""
 
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -269,6 +270,35 @@ def reading(tmp_path_factory):
         session.step()
         session.save(good)
         yield session, good
+
+
+def test_a_restore_of_which_a_part_is_with_the_workers(compiled, line, refused, tmp_path, monkeypatch):
+    """Values of the checkpoint, and local state from before: the session does not go on with both."""
+    with compiled(lambda: with_momentum(line)).session() as session:
+        session.step(X, Y)
+        session.save(tmp_path / "good")
+        run = session.executor.run
+
+        def fails_after_the_first(fetches, targets, *given, **named):
+            if any("broadcast" in target for target in targets):
+                raise caramel.StepError("a simulated failure")
+            return run(fetches, targets, *given, **named)
+
+        monkeypatch.setattr(session.executor, "run", fails_after_the_first)
+        with refused(caramel.CheckpointError, "the workers cannot take what worker 0 has read", "simulated failure"):
+            session.restore(tmp_path / "good")
+        monkeypatch.undo()
+        with refused(caramel.StepError, "only in part", "restore a checkpoint"):
+            session.step(X, Y)
+        session.restore(tmp_path / "good")
+        session.step(X, Y)
+
+
+def test_no_room_for_other_names_of_files(session, refused, tmp_path, monkeypatch):
+    session.save(tmp_path / "with[brackets]")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with refused(caramel.CheckpointError, "temporary files cannot be written", "nowhere", "TMPDIR"):
+        session.restore(tmp_path / "with[brackets]")
 
 
 def test_damage_to_the_position_in_the_data(reading, refused, tmp_path):

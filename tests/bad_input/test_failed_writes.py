@@ -349,6 +349,16 @@ def test_a_directory_keeps_the_newest(session, tmp_path, monkeypatch, relative):
     assert session.step_count == 5
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_training(session, tmp_path, caplog):
+    directory = CheckpointDirectory(tmp_path, keep=1)
+    directory.save(session)
+    (tmp_path / f"checkpoint-{session.step_count}.kept").mkdir()  # which is no file to be removed
+    session.step(X, Y)
+    prefix = directory.save(session)
+    assert directory.latest().prefix == prefix
+    assert "an old checkpoint cannot be removed" in caplog.text
+
+
 def test_a_directory_keeps_what_the_single_device_program_saved(session, tmp_path):
     with tf.Graph().as_default(), v1.Session() as single:
         variable = v1.Variable(1.0, name="precious")

@@ -36,7 +36,8 @@ def test_losses_are_beside_each_other():
     head, _, *lines = of_digits.splitlines()
     assert head == "| `digits.py`, an exchange after 20 steps | 250 steps | 500 steps |"
     assert lines == [
-        f"| {name} | {loss} (50.0%) | {loss} (50.0%) |" for name, loss in zip(VARIANTS, ("3.000", "1.500", "1.000"))
+        f"| {name} | {loss} (50.0%) | {loss} (50.0%) |"
+        for name, loss in zip(VARIANTS, ("3.000", "1.500", "1.000", "0.750"))
     ]
     assert of_words == of_digits.replace("digits", "words")
 

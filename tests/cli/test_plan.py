@@ -248,11 +248,15 @@ def test_local_steps_are_planned_without_a_trace(call, tmp_path):
         (("--outer-momentum", 0.5), "give --sync-every"),
         (("--sync-every", 2, "--no-scheduling"), "leave out --scheduling"),
         (("--sync-every", 2, "--measure"), "--sync-every does not go with --measure"),
+        (("--sync-every", 2, "--json"), "nothing is predicted with --sync-every"),
+        (("--sync-every", 2, "--timeline", "step.json"), "shows the predicted step, and nothing is predicted with"),
     ],
 )
-def test_what_local_steps_have_no_use_for(call, options, message):
-    done = call("plan", *options, network="--measure" not in options, trace=False)
+def test_what_local_steps_have_no_use_for(call, options, message, tmp_path):
+    out = tmp_path / "plan.json"
+    done = call("plan", *options, "--out", out, network="--measure" not in options, trace=False)
     assert done.exit_code != 0 and message in " ".join(done.stderr.split())
+    assert not out.exists()
 
 
 def test_without_a_network_nothing_is_predicted(call):

@@ -135,7 +135,7 @@ def test_workers_train_as_models_do_that_are_alone(optimizer, workers, every):
     """Seven steps, so that the last exchange comes before it is due."""
     data = batches(count=24)
     losses, values, armodel = trained_locally(dense(optimizer), data, workers, sync_every=every)
-    want_losses, states = oracle(dense(optimizer), data, workers, every, 0.7, 0.9, parameters(armodel))
+    want_losses, states = oracle(dense(optimizer), data, workers, every, 0.7, 0.5, parameters(armodel))
     np.testing.assert_allclose(losses, want_losses, rtol=1e-9)
     close(values, states[0])
 
@@ -196,7 +196,7 @@ def test_statistics_and_slots_are_each_workers_own():
 
     data = batches()
     losses, values, armodel = trained_locally(dense("adam", normalised), data, 3, sync_every=2)
-    want_losses, states = oracle(dense("adam", normalised), data, 3, 2, 0.7, 0.9, parameters(armodel))
+    want_losses, states = oracle(dense("adam", normalised), data, 3, 2, 0.7, 0.5, parameters(armodel))
     np.testing.assert_allclose(losses, want_losses, rtol=1e-9)
     close(values, states[0])  # worker 0's
     assert not np.allclose(states[1]["batch_normalization/moving_mean"], states[0]["batch_normalization/moving_mean"])
@@ -289,7 +289,7 @@ def test_data_on_the_workers(sharding):
     given = data
     if sharding == "batches":  # a worker's batch is one of three
         given = [tuple(map(np.concatenate, zip(*data[n : n + 3]))) for n in (0, 3)]
-    want_losses, states = oracle(dense("adam"), given, 3, 2, 0.7, 0.9, parameters(armodel))
+    want_losses, states = oracle(dense("adam"), given, 3, 2, 0.7, 0.5, parameters(armodel))
     np.testing.assert_allclose(losses, want_losses, rtol=1e-9)
     close(values_of(program), states[0])
 
@@ -325,8 +325,8 @@ def test_fit_exchanges_at_the_end_of_each_epoch(capsys):
                 states[rank] = [w + v for w, v in zip(states[rank], velocities[rank])]
             if number in (2, 4, 5):
                 means = [np.mean([a - s[n] for s in states], axis=0) for n, a in enumerate(anchor)]
-                speed = [0.9 * s + d for s, d in zip(speed, means)]
-                anchor = [a - 0.7 * (d + 0.9 * s) for a, d, s in zip(anchor, means, speed)]
+                speed = [0.5 * s + d for s, d in zip(speed, means)]
+                anchor = [a - 0.7 * (d + 0.5 * s) for a, d, s in zip(anchor, means, speed)]
                 states = [[a.copy() for a in anchor] for _ in states]
         own.set_weights(anchor)
         want.append(float(np.mean((own.predict(x, verbose=0) - y) ** 2)))

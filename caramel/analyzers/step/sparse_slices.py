@@ -95,10 +95,6 @@ def different_part(model: Model, gradient: Gradient, trace: Trace) -> float:
     return left_bytes / all_bytes if all_bytes and left_bytes else 1.0
 
 
-ADDS_UP = "Each worker adds up its slices of one row first"
-"""How the sentence of a plan begins that says so."""
-
-
 def with_added_slices(
     model: Model, transfers: Sequence[Transfer], trace: Trace | None, deterministic: bool
 ) -> tuple[Transfer, ...]:
@@ -111,7 +107,7 @@ def with_added_slices(
         gradient = by_name[transfer.pieces[0].gradient]
         part = distinct_part(model, gradient, trace, deterministic) if gradient.is_sparse else 1.0
         if part < 1:
-            why = f"{ADDS_UP}, as the program does: {part:.0%} are left."
+            why = f"Each worker adds up its slices of one row first, as the program does: {part:.0%} are left."
             transfer = replace(transfer, adds_slices=True, reason=f"{transfer.reason} {why}")
         updated.append(transfer)
     return tuple(updated)

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from caramel.errors import ClusterError, in_one_line
 from caramel.runtime.host.environment import server_environment
+from caramel.runtime.host.names import host_of_address
 from caramel.runtime.host.server import READY_LINE, START_TIMEOUT_S
 from caramel.util.temporary import is_in_process, no_room
 
@@ -24,9 +25,9 @@ _CONNECT_TIMEOUT_S = 2.0
 
 def is_listening(address: str) -> bool:
     """Whether anything accepts connections at ``host:port``."""
-    host, _, port = address.rpartition(":")
+    place = host_of_address(address), int(address.rpartition(":")[2])
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S):
+        with socket.create_connection(place, _CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False

@@ -114,8 +114,8 @@ class _Heartbeat:
             self.leave()
 
     def _has_answered(self) -> bool:
+        is_new = self._session is None  # then the server does not know this driver
         try:
-            is_new = self._session is None
             if is_new:
                 self._session = self._presence.open(self.member.target)
             self._presence.ask(self._session)
@@ -123,7 +123,7 @@ class _Heartbeat:
                 self._presence.stay(self._session)
         except tf.errors.OpError as error:
             is_answered = self._session is not None and error.error_code in _RESTARTED
-            if self._session is not None and (is_answered or self.answered_s is None):
+            if self._session is not None and (is_answered or is_new or self.answered_s is None):
                 leave_session(self._session)
                 self._session = None
             return is_answered

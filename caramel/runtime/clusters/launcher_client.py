@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from caramel import errors
-from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.errors import CaramelError, ClusterError, StepError, in_one_line
 from caramel.runtime.clusters.base import has_gpu
 from caramel.runtime.executor import WHAT_TO_DO, KindOfRun, Run
 from caramel.runtime.host.environment import server_environment
@@ -95,24 +95,24 @@ class LauncherClient:
             environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
-        with _opened(self._log) as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "caramel.runtime.clusters.launcher",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    str(directory),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
-            )
-        theirs.close()
+        command = [sys.executable, "-m", "caramel.runtime.clusters.launcher"]
+        try:
+            with _opened(self._log) as log:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid()), str(directory)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
+                )
+        except OSError as error:
+            ours.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            raise ClusterError(f"no process can be started for the workers: {in_one_line(error)}") from error
+        finally:
+            theirs.close()
         self._connection = ours
         self._finalizer = weakref.finalize(self, _stop, self._process, ours, directory, os.getpid())
 

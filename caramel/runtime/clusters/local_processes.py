@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caramel.errors import ClusterError, InputError, listed
+from caramel.errors import InputError, listed
 from caramel.graph.devices import Device, cpu_count, task_name
 from caramel.runtime.clusters.base import Cluster, has_gpu, with_options
 from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSettings, ProcessExecutor, start_servers
@@ -136,14 +136,13 @@ class LocalProcesses(Cluster):
             devices: device string of each worker.
 
         Raises:
-            ClusterError: one names no job or task.
-            InputError: there are no such ports, or not as many hosts.
+            InputError: one names no job or task, or there are no such ports, or not as many hosts.
         """
         tasks: list[tuple[str, int]] = []
         for text in devices:
             device = Device.parse(text)
             if device.job is None or device.task is None:
-                raise ClusterError(
+                raise InputError(
                     f"device {text!r} names no job and task, so it cannot be a process of its own: "
                     "use a device such as /job:worker/task:0, or the cluster InProcess()"
                 )

@@ -383,7 +383,7 @@ def test_a_graph_that_cannot_be_sent(ours):
 
 @pytest.mark.parametrize("devices", [["/GPU:0", "/GPU:1"], ["/job:worker/task:0", "/job:worker/GPU:1"]])
 def test_devices_that_are_no_processes(compiled, ours, devices):
-    with pytest.raises(caramel.ClusterError, match=r"names no job and task.*/job:worker/task:0.*InProcess"):
+    with pytest.raises(caramel.InputError, match=r"names no job and task.*/job:worker/task:0.*InProcess"):
         compiled(device_list=devices).session(caramel.LocalProcesses())
     assert ours() == []
 

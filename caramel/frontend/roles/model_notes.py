@@ -1,0 +1,76 @@
+"""Notes of a model: what its user may want to know of a program that was taken as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from caramel.errors import listed
+from caramel.frontend.captured import RawGradient, RawProgram
+from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.graph.graph import node_of
+from caramel.model import Gradient
+
+
+def several_losses(raw: RawProgram, reported: str, gradients: Sequence[RawGradient]) -> list[str]:
+    """A note on losses of which the program does not say which one to report.
+
+    Args:
+        raw: the captured program.
+        reported: the tensor that is reported.
+        gradients: those that are aggregated.
+    """
+    calls = {g.call for g in gradients}
+    losses = list(dict.fromkeys(tensor for tensor, call in raw.differentiated if call in calls))
+    if raw.loss is not None or len(losses) < 2:
+        return []
+    return [
+        f"several tensors are differentiated ({listed(losses)}), and {reported!r} is reported as the loss: choose with "
+        "loss="
+    ]
+
+
+def batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
+    """Notes on values of the whole batch that the losses use, and that each worker makes of its part.
+
+    Args:
+        reductions: what the analysis of the losses has found.
+        losses: the tensors that are differentiated.
+    """
+    values = reductions.batch_wide_values(losses)
+    if not values:
+        return []
+    return [
+        f"the loss uses values over the whole batch ({listed(values, 3)}): each worker computes them over its own "
+        "part, as batch normalisation does"
+    ]
+
+
+def summed(raw: RawProgram) -> list[str]:
+    """A note on tensors that are summed over the workers in the forward pass.
+
+    Args:
+        raw: the captured program.
+    """
+    if not raw.forward_sums:
+        return []
+    names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
+    sums = {s.node for s in raw.forward_sums}
+    made = [n for n, t in raw.outputs if t != raw.loss and sums & raw.graph.ancestors([node_of(t)], control=False)]
+    readers = f"; the step returns what is made of that: {listed(made, 3)}" if made else ""
+    return [
+        f"values of the whole batch are needed: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
+        f"summed over the workers in the forward pass, so that each of them has these values{readers}"
+    ]
+
+
+def without_gradient(raw: RawProgram, gradients: Sequence[Gradient], writes: Collection[str]) -> list[str]:
+    """Notes on trainable variables that no gradient reaches, and nothing writes.
+
+    Args:
+        raw: the captured program.
+        gradients: the model's gradients.
+        writes: handles of the variables that the step writes.
+    """
+    with_gradient = {g.parameter for g in gradients}
+    without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient and v.node not in writes]
+    return [f"no gradient reaches {listed(without)}: left as it is"] if without else []
