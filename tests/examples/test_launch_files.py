@@ -87,15 +87,17 @@ def test_only_the_jobs_own_pods_reach_it(name):
 
 def test_the_image_has_what_the_jobs_run():
     lines = (EXAMPLES / "Dockerfile").read_text()
-    (copied,) = re.findall(r"^COPY (.*) \./$", lines, re.MULTILINE)
-    assert all((EXAMPLES / name).exists() for name in copied.split())
+    (programs,) = re.findall(r"^COPY (.*) \./$", lines, re.MULTILINE)
+    of_package = re.findall(r"^COPY (.*) \S*/caramel-tf\S*$", lines, re.MULTILINE)
+    assert all((ROOT / name).exists() for name in " ".join([programs, *of_package]).split())
+    copied = [Path(name).name for name in programs.split()]
     for name in KINDS:
         *_, command, image = KINDS[name]()
         (program,) = re.findall(r"caramel run (\S+\.py):program", command[-1])
-        assert program in copied.split() and f"--tag {image} " in lines
+        assert program in copied and f"--tag {image} " in lines
     assert re.search(r"^RUN pip install .*caramel-tf\b", lines, re.MULTILINE)
-    imports = {name for file in copied.split() for name in imported_by(EXAMPLES / file)}
-    foreign = imports - {"caramel", *sys.stdlib_module_names} - {Path(file).stem for file in copied.split()}
+    imports = {name for file in copied for name in imported_by(EXAMPLES / file)}
+    foreign = imports - {"caramel", *sys.stdlib_module_names} - {Path(file).stem for file in copied}
     packages = {importlib.metadata.packages_distributions()[name][0] for name in foreign}
     (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
     assert packages <= set(re.findall(r'^    "([\w-]+)', dependencies, re.MULTILINE))

@@ -6,7 +6,8 @@ own part, so the use in a later loss decides how it is treated:
 - a constant to the later differentiation (a perturbation, a weight of a loss): it is aggregated first;
 - one that is differentiated once more, of which the later loss is a linear function (a product with a
   vector): it stays as it is, as the later gradients are aggregated and add up to the same;
-- any other: no sum over the workers gives what one device computes. That is refused.
+- any other: the sum of the later gradients is not what one device computes. That is refused here; where it is
+  possible, `inner_sums` then sums the earlier gradient over the workers in the forward pass.
 
 Gradients of single examples, with respect to tensors that come from the inputs, are the same on any worker.
 """
