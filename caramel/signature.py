@@ -60,7 +60,10 @@ class DataSignature:
         rows: how many examples of each split input a worker needs, None where any number will do.
         seed: int64 to feed to ``build``: positive, the same for all workers.
         skip: int64 to feed to ``begin``: elements to leave out at the start of the pass.
+        buffer: int64 to feed to ``begin``: elements that an iterator reads ahead; 0 for none.
         start: int64 to feed to ``advance``: elements with lower numbers are passed over.
+        tried: to fetch: elements of the pass that an iterator was asked for, those that failed and the end included;
+            those that were left out at its start count, those before a restored position do not.
         load: op that reads the datasets' arrays from the initial values.
         build: ops that make the datasets.
         clear: ops that make the workers forget the element that they keep; once, before ``begin``.
@@ -71,9 +74,11 @@ class DataSignature:
         snapshot: ops that put down the iterators' positions for the next ``save``.
         forget: ops that drop them again; once before the first ``save``, too.
         restore: op that puts the iterators where a checkpoint says, after ``begin``.
-        position: six numbers to feed to ``save``: seed, passes begun, elements taken in this pass, what the
+        position: numbers to feed to ``save``: seed, passes begun, elements taken in this pass, what the
             pass is doing (0: it has ended, 1: it goes on, 2: it goes on after an element that failed, and each
-            worker must find the next one), whether ``snapshot`` was run, number of workers.
+            worker must find the next one), whether ``snapshot`` was run, number of workers. Where a pass draws
+            seeds ``"often"``, two more for each earlier pass that was left before its end: its number, and of how
+            many elements.
         position_key: their key in a checkpoint.
         digest: of the pipelines; a position fits only the same.
         digest_key: its key in a checkpoint.
@@ -90,7 +95,9 @@ class DataSignature:
     rows: tuple[int | None, ...]
     seed: tuple[str, ...]
     skip: tuple[str, ...]
+    buffer: tuple[str, ...]
     start: tuple[str, ...]
+    tried: tuple[str, ...]
     load: str
     build: tuple[str, ...]
     clear: tuple[str, ...]

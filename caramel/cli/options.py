@@ -166,7 +166,8 @@ def with_cluster(default: str) -> Callable[..., Any]:
         click.option(
             "--threads",
             type=click.IntRange(min=1),
-            help="Number of ops that each server which this command starts runs at once; default: as the plan says.",
+            help="Number of ops that each server which this command starts runs at once; default: as the plan "
+            "says, where there is one.",
         ),
     )
 

@@ -71,6 +71,11 @@ def _element(dataset: NodeDef) -> list[Shape | None]:
     return [sizes(shape) for shape in dataset.attr["output_shapes"].list.shape]
 
 
+def _has_open_axis(dataset: NodeDef) -> bool:
+    """Whether elements of a dataset may have different shapes."""
+    return any(shape is None or None in shape for shape in _element(dataset))
+
+
 def _is_sure_map(graph: Graph, library: Library, node: NodeDef) -> bool:
     """Whether a function has a result for each element of the dataset that it gets."""
     source = graph[node_of(node.input[0])]
@@ -89,8 +94,10 @@ def _is_sure_map(graph: Graph, library: Library, node: NodeDef) -> bool:
     given = dict(zip(body.arguments, [*shapes, *[None] * (len(body.arguments) - len(shapes))]))
     inner = with_inferred_shapes(inner, given)
     rows = _rows(graph, source)
-    batches = sum(graph[name].op in _BATCHES for name in graph.ancestors([source.name]))
-    return all(_has_result(inner, inner[name], body.arguments, rows, batches == 1) for name in varying)
+    made = [graph[name] for name in graph.ancestors([source.name])]
+    joins = any(each.op == "ConcatenateDataset" and _has_open_axis(each) for each in made)
+    is_of_one_batch = sum(each.op in _BATCHES for each in made) == 1 and not joins
+    return all(_has_result(inner, inner[name], body.arguments, rows, is_of_one_batch) for name in varying)
 
 
 def _varying(graph: Graph, arguments: Sequence[str]) -> list[str]:

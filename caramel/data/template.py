@@ -5,8 +5,8 @@ state of its shuffles) lasts from pass to pass as on one device. Each pass has a
 (``begin``). ``advance`` takes the next element, cuts out the worker's part and keeps it in a
 variable, from which the step reads: the end of the data, or an error, arises there and never in a
 step. Where no element can fail, that of the next step is taken while a step runs. A worker without
-data goes on with what it had. Every element carries its number in the pass, by which workers find to
-each other again after an error.
+data goes on with what it had. Every element carries its number in the pass, and what was tried is
+counted, whether it failed or not: by both workers find to each other again after an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ RANK, WORKERS = "rank", "workers"
 """Names of the constants that differ from worker to worker, or with the number of workers."""
 
 SOURCE = "source"
-SKIP, START, ELEMENT = "skip", "start", "element"
+SKIP, BUFFER, START, ELEMENT = "skip", "buffer", "start", "element"
+TRIED = "tried"
 BUILD, BEGIN, ADVANCE, COUNTS, CLEAR = "build", "begin", "advance", "counts", "clear"
 SNAPSHOT, FORGET, STATE, ITERATOR = "snapshot", "forget", "state", "iterator"
 """Names of nodes in the template."""
@@ -105,13 +106,16 @@ class _Builder:
         workers = tf.constant(1, tf.int64, name=WORKERS)
         # With a shared_name its functions could use no device but the iterator's own, not even to look up "CPU:0".
         iterator = raw.IteratorV2(shared_name="", container="", name=ITERATOR, **self._element)
+        self._tried = _variable(TRIED, [], tf.int64)
+        raw.ReadVariableOp(resource=self._tried, dtype=tf.int64, name=f"{TRIED}/read")
         self._passes(iterator)
         held = _variable("held", [])
         raw.AssignVariableOp(resource=held, value=raw.OptionalNone(), name=CLEAR)
         start = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=START)
-        specs = [tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.variant)] + [tf.TensorSpec([], tf.int64)] * 3
+        handle, number = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.int64)
+        specs = [handle, tf.TensorSpec([], tf.variant), number, number, number, handle]
         take = tf.function(self._take, autograph=False).get_concrete_function(*specs)
-        new, counts = take(iterator, _read(held), rank, workers, start)
+        new, counts = take(iterator, _read(held), rank, workers, start, self._tried)
         tf.identity(counts, name=COUNTS)
         kept = _read(held)
         raw.OptionalGetValue(optional=kept, name=ELEMENT, **self._kept_types())
@@ -131,12 +135,14 @@ class _Builder:
         raw.AssignVariableOp(resource=dataset_variable, value=variant, name=BUILD)
         skip = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=SKIP)
         dataset = tf.data.experimental.from_variant(_read(dataset_variable), self._spec)
-        dataset = dataset.skip(skip).enumerate(skip).prefetch(tf.data.AUTOTUNE)
+        buffer = v1.placeholder_with_default(tf.constant(tf.data.AUTOTUNE, tf.int64), [], name=BUFFER)
+        dataset = dataset.skip(skip).enumerate(skip).prefetch(buffer)
         if not self._source.is_tuned:  # the end of an iterator may wait as long as TensorFlow has tuned it
             options = tf.data.Options()
             options.autotune.enabled = False
             dataset = dataset.with_options(options)
-        raw.MakeIterator(dataset=tf.data.experimental.to_variant(dataset), iterator=iterator, name=BEGIN)
+        with tf.control_dependencies([raw.AssignVariableOp(resource=self._tried, value=skip)]):
+            raw.MakeIterator(dataset=tf.data.experimental.to_variant(dataset), iterator=iterator, name=BEGIN)
 
     def _kept_types(self) -> dict[str, Any]:
         kept = [self._spec[i.component] for i in self._inputs if i.component is not None]
@@ -148,25 +154,26 @@ class _Builder:
 
     # -- taking elements ---------------------------------------------------------------------
 
-    def _take(self, iterator: Any, held: Any, rank: Any, workers: Any, start: Any) -> tuple[Any, Any]:
+    def _take(self, iterator: Any, held: Any, rank: Any, workers: Any, start: Any, tried: Any) -> tuple[Any, Any]:
         """The next element from number ``start`` on: the tensors to keep, and the counts."""
         first, index = tf.while_loop(
             lambda _, index: (index >= 0) & (index < start),
-            lambda *_: self._next(iterator),
-            self._next(iterator),
+            lambda *_: self._next(iterator, tried),
+            self._next(iterator, tried),
         )
         none = tf.concat([[tf.constant(-1, tf.int64)], tf.zeros([self._counts - 1], tf.int64)], 0)
         if self._sharding is Sharding.BATCHES:
-            mine, is_own = self._rank_th(iterator, first, index, rank, workers)
+            mine, is_own = self._rank_th(iterator, tried, first, index, rank, workers)
         else:
             mine, is_own = first, tf.constant(True)
         return tf.cond(  # type: ignore[no-any-return]
             index >= 0, lambda: self._part(mine, index, is_own, rank, workers), lambda: (tf.identity(held), none)
         )
 
-    def _next(self, iterator: Any) -> tuple[Any, Any]:
-        """The next element, and its number or -1."""
-        optional = raw.IteratorGetNextAsOptional(iterator=iterator, **self._element)
+    def _next(self, iterator: Any, tried: Any) -> tuple[Any, Any]:
+        """The next element, and its number or -1; whether or not it fails, it counts as tried."""
+        with tf.control_dependencies([raw.AssignAddVariableOp(resource=tried, value=tf.constant(1, tf.int64))]):
+            optional = raw.IteratorGetNextAsOptional(iterator=iterator, **self._element)
         index = tf.cond(
             raw.OptionalHasValue(optional=optional),
             lambda: raw.OptionalGetValue(optional=optional, **self._element)[0],
@@ -174,11 +181,11 @@ class _Builder:
         )
         return optional, index
 
-    def _rank_th(self, iterator: Any, first: Any, index: Any, rank: Any, workers: Any) -> tuple[Any, Any]:
+    def _rank_th(self, iterator: Any, tried: Any, first: Any, index: Any, rank: Any, workers: Any) -> tuple[Any, Any]:
         """The element of this worker among this one and the N - 1 that follow; the last one if there are fewer."""
 
         def body(number: Any, mine: Any, is_own: Any, last: Any) -> tuple[Any, Any, Any, Any]:
-            optional, index = self._next(iterator)
+            optional, index = self._next(iterator, tried)
             take = (index >= 0) & (number <= rank)
             mine = tf.cond(take, lambda: tf.identity(optional), lambda: tf.identity(mine))
             return number + 1, mine, is_own | (take & tf.equal(number, rank)), index
@@ -227,8 +234,8 @@ def _open(shape: tf.TensorShape) -> tf.TensorShape:
     return shape if not shape.rank else tf.TensorShape([None, *shape.as_list()[1:]])
 
 
-def _variable(name: str, shape: list[int] | None) -> Any:
-    return raw.VarHandleOp(dtype=tf.variant, shape=tf.TensorShape(shape), shared_name=name, name=f"{name}/variable")
+def _variable(name: str, shape: list[int] | None, dtype: Any = tf.variant) -> Any:
+    return raw.VarHandleOp(dtype=dtype, shape=tf.TensorShape(shape), shared_name=name, name=f"{name}/variable")
 
 
 def _read(handle: Any) -> Any:

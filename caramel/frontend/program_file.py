@@ -91,7 +91,7 @@ class Program:
                 done += 1
                 if done == steps:  # before the next batch is made, which nobody needs
                     return
-            if steps is None and (done > 0 or (seen == 0 and taken == 0)):
+            if steps is None and done > 0:
                 return
             if seen == 0:
                 again = " a second time (return a list or a function that makes an iterator)" if passes else ""
@@ -140,8 +140,7 @@ def load_program(spec: str) -> Program:
     if not colon or not name or not entry_name:
         raise ProgramError(
             f"{spec!r} is not FILE.py:ENTRY: name the file and the function in it that makes the program, as in "
-            "train.py:build. (A script that trains a Keras model by itself can be planned and run, by caramel plan and "
-            "caramel run; other commands need such a function)"
+            "train.py:build. (A script that trains a Keras model by itself is named without a function: train.py)"
         )
     path = Path(name)
     entry = _entry(_module(path), entry_name, path)

@@ -19,7 +19,7 @@ POSITION = "caramel/input/position"
 """Tensor of the position in the data, and its checkpoint key; `caramel.runtime.worker_data` defines its numbers."""
 
 POSITION_SIZE = 6
-"""Number of int64 elements of a position."""
+"""Least number of int64 elements of a position."""
 
 DIGEST = "caramel/input/digest"
 
@@ -97,7 +97,7 @@ def save_position(emission: Emission) -> Emission:
         return emission
     host = str(host_of(Device.parse(devices[0])))
     zeros = constant(f"{POSITION}/none", [0] * POSITION_SIZE, "int64", host)
-    attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([POSITION_SIZE])}
+    attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([-1])}
     position = node(POSITION, "PlaceholderWithDefault", [zeros.name], host, **attributes)
     digest = constant(DIGEST, pipeline.digest.encode(), "string", host)
     saved = [SavedTensor(POSITION, position.name, "int64"), SavedTensor(DIGEST, digest.name, "string")]
@@ -158,7 +158,9 @@ def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
         rows=tuple(i.shape[0] if i.shape else None for i in split),
         seed=everywhere(f"{names.SOURCE}/{SEED}", ":0"),
         skip=everywhere(names.SKIP, ":0"),
+        buffer=everywhere(names.BUFFER, ":0"),
         start=everywhere(names.START, ":0"),
+        tried=everywhere(f"{names.TRIED}/read", ":0"),
         load=LOAD,
         build=everywhere(names.BUILD),
         clear=everywhere(names.CLEAR),

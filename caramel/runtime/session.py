@@ -123,7 +123,8 @@ class Session:
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         began_s = time.perf_counter()
-        cluster = cluster.for_transfers(distributed.plan.transfer_threads)
+        if isinstance(cluster, Cluster):  # what only looks like one may lack the method
+            cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         self._packed: PackedFeeds | None = None
         self._distributed, self._executor = self._started(distributed, cluster)
         try:
@@ -133,7 +134,7 @@ class Session:
                 self._executor,
                 self._packed,
                 is_optimized=self._distributed is not distributed,
-                is_elsewhere=cluster.is_elsewhere,
+                is_elsewhere=getattr(cluster, "is_elsewhere", False),
                 timeout_s=step_timeout_s,
             )
             self._steps.begin(self._state.initialise(), distributed.pipeline)
@@ -146,7 +147,7 @@ class Session:
 
     def _started(self, distributed: DistributedModel, cluster: Cluster) -> tuple[DistributedModel, Executor]:
         """What runs on the cluster, and its executor: optimised here if that is what TensorFlow would do there."""
-        as_written = cluster.as_written() if cluster.options.optimize_graph else None
+        as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
         if as_written is not None and distributed.optimized is not None:
             executor = self._start(distributed.optimized, as_written)
             try:
@@ -162,11 +163,12 @@ class Session:
     def _start(self, distributed: DistributedModel, cluster: Cluster) -> Executor:
         graph_def = distributed.graph_def
         devices = (*distributed.signature.devices, *distributed.signature.servers)
-        if cluster.is_elsewhere:
+        if getattr(cluster, "is_elsewhere", False):
             self._packed = PackedFeeds.of(graph_def, [distributed.signature])
         if self._packed is not None:
             graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
-        cluster.check_roles(distributed.signature.devices, distributed.signature.servers)
+        if isinstance(cluster, Cluster):
+            cluster.check_roles(distributed.signature.devices, distributed.signature.servers)
         return cluster.start(graph_def, devices, self._timeout_s)
 
     def __enter__(self) -> Session:

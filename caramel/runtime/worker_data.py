@@ -37,9 +37,6 @@ _PAST_END = 2**62
 _MOST_PASSED_OVER = 2**40
 """Bound of the passes and elements of a position: with a microsecond for each, two weeks."""
 
-_MAX_FAILURES = 1000
-"""Number of elements that may fail in a pass that is only read to get at the next one."""
-
 _ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
 """State of a pass, in the saved position; see `DataSignature.position`."""
 
@@ -84,8 +81,9 @@ class WorkerData:
         self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
         self._is_lost = False  # whether the iterators are somewhere else than after the elements that count as taken
-        self._is_restored = False  # whether a checkpoint has begun the pass, in which elements may have failed then
-        self._failed_before = 0  # how many of the elements that come again may have failed before
+        self._skipped = 0  # how many elements TensorFlow has left out at the start of the pass
+        self._restored_at = 0  # how many elements a restored iterator had given before
+        self._left: dict[int, int] = {}  # of passes that were left before their end: how many elements were taken
         self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
         self._has_ended: EndOfData | None = None  # found behind elements that were taken together
         self._next: _Ahead | None = None
@@ -98,7 +96,14 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         if self._is_lost:
             self._find_back()  # shuffles may have drawn more than they are to have drawn
+        if self._draws_often and self._state != _ENDED and self._has_ended is None:
+            self._left[self._passes - 1] = self._taken
         self._state, self._has_ended, self._ahead, self._next = _ENDED, None, {}, None
+
+    @property
+    def _draws_often(self) -> bool:
+        """Whether it matters for the order of later passes how much of a pass was read."""
+        return self._names.draws == "often" and not self._names.anew
 
     def skip_passes(self, batches_read: Sequence[int | None]) -> None:
         """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
@@ -110,8 +115,7 @@ class WorkerData:
         Raises:
             InputError: it is not known, and draws further seeds.
         """
-        draws_often = self._names.draws == "often"
-        if draws_often and None in batches_read:
+        if self._names.draws == "often" and None in batches_read:
             raise InputError(
                 "the shuffles of the dataset were read for another dataset, too, and draw more than once in a pass "
                 "(they are repeated, cached or concatenated): their next order cannot be drawn on the workers. Make "
@@ -120,10 +124,11 @@ class WorkerData:
         self.restart()
         if not self._names.anew and self._names.draws != "never":
             for batches in batches_read:
-                self._begin()
-                if batches and draws_often:
-                    for rank in range(self._workers):
-                        self._take([rank], batches - 1)
+                self._begin(reads_ahead=not self._draws_often)
+                if self._draws_often:
+                    self._read(batches or 0)
+                    self._taken = batches or 0
+                self.restart()
         self.restart()
 
     def advance(self) -> tuple[int, ...]:
@@ -144,7 +149,8 @@ class WorkerData:
 
     def _given(self, ahead: _Ahead) -> tuple[int, ...]:
         """What `advance` returns, for the first of the elements that were taken ahead."""
-        taken, self._next = self._taken, None
+        taken, is_last = self._taken, ahead.used + 1 == len(ahead.counts)
+        self._next = None if is_last else replace(ahead, used=ahead.used + 1)  # also where this one does not fit
         shares = self._checked(ahead.counts[ahead.used])
         if ahead.elements is not None:
             try:
@@ -152,8 +158,6 @@ class WorkerData:
             except BaseException:  # interrupted: it is moved once more
                 self._taken, self._next = taken, ahead
                 raise
-        if ahead.used + 1 < len(ahead.counts):
-            self._next = replace(ahead, used=ahead.used + 1)
         return shares
 
     def run_ahead(self, elements: TakenElements | None = None) -> tuple[Sequence[str], Sequence[str]]:
@@ -247,20 +251,14 @@ class WorkerData:
             self._begin()
 
     def _find_back(self) -> None:
-        """Begin the pass again, after elements were taken together in vain, behind what was taken before.
-
-        In a pass that a checkpoint has begun some of that may have failed. Where a dataset leaves it out it would fail
-        again, so it is looked for what follows.
-        """
-        passes, taken, is_restored = self._passes, self._taken, self._is_restored
+        """Begin the pass again, after elements were taken together in vain, behind what was taken before."""
+        passes, taken = self._passes, self._taken
         try:
-            self._skipped_to(passes, 0 if is_restored else taken, _GOING)
+            self._passed_over_to(passes, taken, _GOING)
         except BaseException:
-            self._is_lost = True
+            self._is_lost, self._passes, self._taken, self._state = True, passes, taken, _GOING
             raise
-        finally:
-            self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR if is_restored else _GOING
-        self._one_by_one, self._failed_before = True, taken if is_restored else 0
+        self._one_by_one = True
 
     def _checked(self, counts: Sequence[np.ndarray]) -> tuple[int, ...]:
         """The number of examples of each worker, in an element that all of them have."""
@@ -273,28 +271,35 @@ class WorkerData:
             self._run(self._names.build, {name: np.int64(seed) for name in self._names.seed})
         self._built = True
 
-    def _begin(self, skip: int = 0) -> None:
-        """Begin a pass."""
+    def _begin(self, skip: int = 0, reads_ahead: bool = True) -> None:
+        """Begin a pass.
+
+        Args:
+            skip: number of elements that are left out.
+            reads_ahead: whether iterators may read elements before they are asked for them.
+        """
         if self._must_replay:
             self._replay()
         if not self._built or self._names.anew:
             self._build()
         self._must_replay = self._passes > 0 and not self._names.anew  # if it fails, some workers may have begun
         with self._explaining("cannot begin a pass"):
-            self._run(self._names.begin, {name: np.int64(skip) for name in self._names.skip} if skip else {})
+            feeds = {name: np.int64(skip) for name in self._names.skip} if skip else {}
+            feeds |= {} if reads_ahead else {name: np.int64(0) for name in self._names.buffer}
+            self._run(self._names.begin, feeds)
         self._must_replay = False
         self._passes += 1
         self._taken = skip
         self._state = _GOING
         self._ahead, self._next = {}, None
-        self._is_lost = self._one_by_one = self._is_restored = False
-        self._failed_before = 0
+        self._is_lost = self._one_by_one = False
+        self._skipped, self._restored_at = skip, 0
 
     def _replay(self) -> None:
         """Bring the shuffles' seeds to the state in which the passes so far have left them."""
         passes = self._passes
         try:
-            self._skipped_to(passes, 0, _ENDED)
+            self._passed_over_to(passes, 0, _ENDED)
         except BaseException:
             self._passes, self._state, self._must_replay = passes, _ENDED, True
             raise
@@ -321,6 +326,9 @@ class WorkerData:
             self._state = _AFTER_ERROR
             raise
         counts = []
+        for rank, result in enumerate(results):  # what one worker has, and another has not, is left out for both
+            if not isinstance(result, StepError) and result[ELEMENT_INDEX] >= 0:
+                self._has_element[rank] = True
         for result in results:
             if isinstance(result, StepError):
                 raise self._missed(result, _GOING if self._stride == 1 else _AFTER_ERROR) from result
@@ -344,31 +352,39 @@ class WorkerData:
 
     def _take_after_error(self) -> list[np.ndarray]:
         """Move each worker to the first element after the failed ones, and all workers to the same element."""
-        start, errors = self._taken, []
+        start = self._taken
         while True:
             for rank in range(self._workers):
                 if rank not in self._ahead or self._ahead[rank][ELEMENT_INDEX] < start:
-                    errors += self._search(rank, start)
+                    self._search(rank, start)
             positions = [_position(self._ahead[rank]) for rank in range(self._workers)]
             if not self._shared or len(set(positions)) == 1:
                 break
-            start = max(positions)
-        if errors and max(positions) > self._taken:  # not only what had failed already; what was found stays
-            raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
+            start = max(positions)  # one of them was interrupted when it had taken an element
         counts = [self._ahead[rank] for rank in range(self._workers)]
         self._ahead, self._state = {}, _GOING
         return counts
 
-    def _search(self, rank: int, start: int) -> list[StepError]:
-        """Find one worker's next element from number ``start`` on; the errors on the way."""
-        errors: list[StepError] = []
-        while len(errors) <= self._stride + self._failed_before:
+    def _search(self, rank: int, start: int) -> None:
+        """Find one worker's next element from number ``start`` on, over those before it that fail.
+
+        Raises:
+            DataError: one from there on has failed.
+        """
+        while True:
             (result,) = self._take([rank], start)
             if not isinstance(result, StepError):
                 self._ahead[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result
-                return errors
-            errors.append(result)
-        raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
+                return
+            if self._tried(rank) > start:
+                raise self._missed(result, _AFTER_ERROR) from result
+
+    def _tried(self, rank: int) -> int:
+        """How many elements of the pass a worker was asked for; the last one of them is what failed after an error."""
+        (result,) = self._run_each([([self._names.tried[rank]], [], {})], 1)
+        if isinstance(result, StepError):
+            raise result
+        return self._restored_at + int(result[0])
 
     # -- what was taken ----------------------------------------------------------------------
 
@@ -402,8 +418,8 @@ class WorkerData:
 
         Between passes there is no position to keep, and no pass begins: `restore` counts the passes.
         """
-        is_behind = self._ahead or self._is_lost or self._next is not None  # of what the iterators have given
-        has_state = self._state != _ENDED and not is_behind and self._names.resumes
+        is_behind = self._is_lost or self._next is not None  # of what the iterators have given
+        has_state = self._state == _GOING and not is_behind and not self._skipped and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -414,8 +430,9 @@ class WorkerData:
                     "that were taken"
                 )
         numbers = [self._seed, self._passes, self._taken, self._state, int(has_state), self._workers]
+        left = [number for each in sorted(self._left.items()) for number in each]
         try:
-            yield {self._names.position: np.array(numbers, np.int64)}
+            yield {self._names.position: np.array([*numbers, *left], np.int64)}
         finally:
             if has_state:
                 self._run(self._names.forget, {})
@@ -432,13 +449,14 @@ class WorkerData:
         """
         self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
         self._ahead, self._must_replay, self._is_lost, self._has_ended, self._next = {}, False, False, None, None
+        self._left = {}
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])
         numbers = saved[self._names.position_key]
         _check_saved(numbers, prefix)
-        seed, passes, taken, state, has_state, workers = numbers.tolist()
-        self._seed = seed
+        seed, passes, taken, state, has_state, workers, *left = numbers.tolist()
+        self._seed, self._left = seed, dict(zip(left[::2], left[1::2]))
         draws = not self._names.anew and self._names.draws != "never"
         if state == _ENDED:
             self._passes, self._taken, self._must_replay = passes, taken, passes > 0 and draws
@@ -449,14 +467,13 @@ class WorkerData:
             self._ensure_elements()
             if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
                 fits, taken = False, taken * workers // self._workers
-        if fits and self._restored_iterators(prefix, passes):
-            # An iterator that has read its dataset to the end, some elements ahead, does not say any more how far
-            # the seeds of its shuffles have come.
-            self._must_replay = taken > 0 and draws
-        else:
-            self._skipped_to(passes, taken, state)
+        if not (fits and self._restored_iterators(prefix, passes, taken)):
+            self._passed_over_to(passes, taken, state)
+            return
+        # An iterator that has read its dataset to the end, some elements ahead, does not say any more how far the
+        # seeds of its shuffles have come.
+        self._must_replay = taken > 0 and draws
         self._passes, self._taken, self._state = passes, taken, state
-        self._is_restored = True
 
     def _ensure_elements(self) -> None:
         """Let each worker have an element, in case its dataset ends before the others'."""
@@ -465,7 +482,7 @@ class WorkerData:
             self._has_element[rank] = not isinstance(result, StepError) and bool(result[ELEMENT_INDEX] >= 0)
         self._built, self._passes = False, 0
 
-    def _restored_iterators(self, prefix: str, passes: int) -> bool:
+    def _restored_iterators(self, prefix: str, passes: int, taken: int) -> bool:
         self._passes = passes - 1
         self._begin()
         try:
@@ -473,28 +490,35 @@ class WorkerData:
         except StepError as error:
             warn_user(f"the pipeline's position cannot be restored as it was ({error}); passing over")
             return False
+        self._restored_at = taken
         return True
 
-    def _skipped_to(self, passes: int, taken: int, state: int) -> None:
-        """Begin as many passes, because seeds of shuffles go on from pass to pass; leave out the elements taken."""
+    def _passed_over_to(self, passes: int, taken: int, state: int) -> None:
+        """Begin as many passes, because seeds of shuffles go on from pass to pass; pass over the elements taken.
+
+        TensorFlow leaves them out at once where none of them can fail: where one fails, it leaves out others instead.
+        """
         self._built, self._must_replay = False, False
         same = self._names.anew or self._names.draws == "never"
         for number in range(passes - 1 if same else 0, passes):
             self._passes = number
-            is_over = number < passes - 1 or state == _ENDED
-            self._begin(0 if is_over else taken)
-            if is_over and self._names.draws == "often" and not same:
-                for rank in range(self._workers):
-                    self._read_to_end(rank)
-        self._state = state
+            if number < passes - 1 or state == _ENDED:
+                self._begin(reads_ahead=not self._draws_often)
+                if self._draws_often:
+                    self._read(self._left.get(number))
+            else:
+                self._begin(taken if self._names.ahead else 0)
+        is_to_pass_over = state == _GOING and taken > 0 and not self._names.ahead
+        self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR if is_to_pass_over else state
 
-    def _read_to_end(self, rank: int) -> None:
-        """Read one worker's pass to its end, over elements that fail."""
-        for _ in range(_MAX_FAILURES):
-            (result,) = self._take([rank], _PAST_END)
-            if not isinstance(result, StepError):
-                return
-        raise DataError(f"the input pipeline of worker {rank} fails again and again")
+    def _read(self, elements: int | None) -> None:
+        """Read so many elements of a pass that has begun, or all of them, over those that fail."""
+        count = _PAST_END if elements is None else elements
+        for rank in range(self._workers):
+            while self._tried(rank) < count:
+                (result,) = self._take([rank], max(count - self._stride, 0))
+                if not isinstance(result, StepError):
+                    break
 
     @contextmanager
     def _explaining(self, event: str) -> Iterator[None]:
@@ -511,9 +535,9 @@ def _by_step(counts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
 
 def _check_saved(numbers: np.ndarray, prefix: str) -> None:
     """Refuse numbers that no `saved_position` has: to pass over as many batches as they say may take for ever."""
-    is_position = numbers.dtype == np.int64 and numbers.shape == (6,)
+    is_position = numbers.dtype == np.int64 and numbers.ndim == 1 and len(numbers) >= 6 and len(numbers) % 2 == 0
     if is_position:
-        seed, passes, taken, state, has_state, workers = numbers.tolist()
+        seed, passes, taken, state, has_state, workers, *left = numbers.tolist()
         is_position = (
             0 < seed <= _SEED_LIMIT
             and 0 <= passes <= _MOST_PASSED_OVER
@@ -522,6 +546,8 @@ def _check_saved(numbers: np.ndarray, prefix: str) -> None:
             and has_state in (0, 1)
             and 1 <= workers <= MOST_WORKERS
             and (passes > 0 or (taken == 0 and state == _ENDED))
+            and all(0 <= number < passes for number in left[::2])
+            and all(0 <= count <= _MOST_PASSED_OVER for count in left[1::2])
         )
     if not is_position:
         raise CheckpointError(

@@ -160,14 +160,17 @@ class Workers:
 
     def __init__(self, count, length, stride, bad, random):
         self.count, self.length, self.stride, self.bad, self.random = count, length, stride, bad, random
-        self.next = [0] * count
+        self.next, self.tried = [0] * count, [0] * count
         self.held = [None] * count
         self.several = [[] for _ in range(count)]  # what each has taken for several steps
         self.together = 0  # of how many that are run together
 
     def run_each(self, runs, steps):
         results = []
-        for _, targets, feeds in runs:
+        for fetches, targets, feeds in runs:
+            if any(f.startswith("tried") for f in fetches):
+                results.append([self.tried[int(f.rpartition("_")[2])] for f in fetches])
+                continue
             if any(t.startswith("next") for t in targets):
                 results.append([self.take_several(rank, self.together) for rank in range(self.count)])
                 continue
@@ -187,6 +190,7 @@ class Workers:
                 continue
             if any(t.startswith("begin") for t in targets):
                 self.next = [int(feeds.get(f"skip_{rank}", 0)) for rank in range(self.count)]
+                self.tried = list(self.next)
             ranks = [int(t.rpartition("_")[2]) for t in targets if t.startswith("advance")]
             if len(runs) > 1 and self.random.random() < 0.1:
                 raise KeyboardInterrupt
@@ -218,6 +222,7 @@ class Workers:
 
     def pull(self, rank):
         number = self.next[rank]
+        self.tried[rank] += 1
         if number >= self.length:
             return None
         self.next[rank] += 1
@@ -234,7 +239,20 @@ def driver(workers, ahead=False):
     ranks = range(workers.count)
     names = {
         field: tuple(f"{field}_{rank}" for rank in ranks)
-        for field in ("seed", "skip", "start", "build", "clear", "begin", "advance", "counts", "snapshot", "forget")
+        for field in (
+            "seed",
+            "skip",
+            "buffer",
+            "start",
+            "tried",
+            "build",
+            "clear",
+            "begin",
+            "advance",
+            "counts",
+            "snapshot",
+            "forget",
+        )
     }
     sharding = "slice" if workers.stride == 1 else "batches"
     data = DataSignature(

@@ -195,9 +195,9 @@ def check_cluster(cluster: Any) -> None:
     """Refuse what is no cluster.
 
     Raises:
-        InputError: it is none.
+        InputError: it has no `Cluster.start`.
     """
-    if not isinstance(cluster, Cluster):
+    if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
         raise InputError(
             "a session runs on a cluster such as caramel.InProcess(), caramel.LocalProcesses() or "
             f"caramel.Servers(['host0:2222', 'host1:2222']), got {shown(cluster)}"
