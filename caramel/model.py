@@ -160,6 +160,8 @@ class Gradient:
         shared_rows: whether a sparse gradient has the same rows on every worker, in the same order; their number is
             only known when the step runs.
         rows: the tensor with the rows of a dense gradient that is known for some rows only.
+        is_seeded: whether the differentiation that it leaves begins with one of the model's ``seeds``.
+        is_rounded: whether it has been a float16 before, so that a sum of several has to be one as well.
     """
 
     name: str
@@ -174,6 +176,8 @@ class Gradient:
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shared_rows: bool = False
     rows: str | None = None
+    is_seeded: bool = False
+    is_rounded: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -355,6 +359,8 @@ class Model:
             are brought together, by name, with what does that.
         tables: lookup tables of the step and of evaluations.
         forward_sums: tensors that are summed over the workers in the forward pass, in an order in which they can be.
+        seeds: tensors of ones with which differentiations begin, where there are gradients in float16, which does not
+            hold large ones: each worker begins with its share of the examples, so that its gradients are no larger.
     """
 
     graph: Graph
@@ -378,6 +384,7 @@ class Model:
     mixed: tuple[tuple[str, str], ...] = ()
     tables: tuple[Table, ...] = ()
     forward_sums: tuple[ForwardSum, ...] = ()
+    seeds: tuple[str, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:

@@ -11,6 +11,9 @@ GRADIENT_ATTRIBUTE = "_caramel_gradient"
 INDICES_ATTRIBUTE = "_caramel_indices"
 """Attribute of the Identity that carries the indices of a sparse gradient; its value is the gradient's number."""
 
+SEED_ATTRIBUTE = "_caramel_seed"
+"""Attribute of an Identity of the ones with which a differentiation begins; its value is the number of the call."""
+
 TARGETS_ATTRIBUTE = "_caramel_targets"
 """Attribute of an op that is differentiated; its value is a flat list of pairs (number of the call, output index)."""
 
@@ -70,6 +73,7 @@ _ARGUMENT_ATTRIBUTE = "_user_specified_name"
 _CAPTURE_ATTRIBUTES = (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
+    SEED_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     RESULT_ATTRIBUTE,

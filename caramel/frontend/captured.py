@@ -120,6 +120,7 @@ class RawProgram:
         variables: the program's variables, in a fixed order.
         gradients: gradients of variables, in program order.
         differentiated: pairs (differentiated tensor, number of the call).
+        seeds: pairs (tensor of ones with which a call begins, number of the call), where it is marked.
         inputs: tensors that can be fed.
         loss: name of the tensor to report as the loss; None if it is not chosen yet.
         outputs: pairs (name, tensor) of the step's further results.
@@ -168,6 +169,7 @@ class RawProgram:
     made: Mapping[str, str] = field(default_factory=dict)
     single_examples: str = ""
     row_constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    seeds: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def library(self) -> Library:

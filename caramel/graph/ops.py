@@ -20,7 +20,7 @@ def op_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-DT_RESOURCE, DT_VARIANT = 20, 21
+DT_HALF, DT_RESOURCE, DT_VARIANT = 19, 20, 21
 """Numbers of types in a GraphDef (types.proto of TensorFlow)."""
 
 VARIABLE = "VarHandleOp"

@@ -18,6 +18,9 @@ def weigh(emission: Emission) -> Emission:
     and then nothing changes, not even a bit. What a step adds to totals over the examples is weighted, too, so that the
     workers' totals add up. A worker without examples, which computes with one that is not its own, has no slices.
 
+    Where a model has seeds, these are weighted in place of the gradients, by b_r / B, and gradients are multiplied by N
+    behind them: what float16 holds on one device it holds on each worker.
+
     Args:
         emission: the emission with the replicas; its plan says whether gradients are weighted at all.
 
@@ -25,6 +28,7 @@ def weigh(emission: Emission) -> Emission:
         The emission with the tensor to aggregate for each (rank, gradient's name).
     """
     model, plan = emission.model, emission.plan
+    assert not model.seeds or plan.reduction == "mean"
     tensors = {
         (rank, gradient.name): replica_tensor(rank, gradient.tensor)
         for rank in range(plan.workers)
@@ -42,12 +46,19 @@ def weigh(emission: Emission) -> Emission:
         weights = _Weights(rank, device, weight_of_element(emission, rank)) if plan.weighted else None
         shares = Shares(rank, device, plan.workers, None if weights is None else weights.name)
         _weigh_addends(emission, rank, shares, changed)
+        if plan.workers > 1:
+            for seed in model.seeds:
+                _weigh_seed(emission, rank, shares, seed, changed)
+            for gradient in model.gradients:
+                if gradient.is_seeded:
+                    tensors[rank, gradient.name] = shares.times_workers(tensors[rank, gradient.name], gradient.dtype)
         added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
         if weights is None:
             continue
         for gradient in model.gradients:
             if not gradient.sources:
-                tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
+                if not gradient.is_seeded:
+                    tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
                 if gradient.indices is not None and gradient.index_dtype is not None and not gradient.shared_rows:
                     key = rank, gradient.name
                     tensors[key], indices[key] = weights.own_slices(
@@ -118,6 +129,13 @@ def _weigh_addends(emission: Emission, rank: int, shares: Shares, changed: dict[
         changed[name].input[addend.position] = part
 
 
+def _weigh_seed(emission: Emission, rank: int, shares: Shares, seed: str, changed: dict[str, NodeDef]) -> None:
+    """Let a worker's differentiation begin with its share of the examples."""
+    dtype = ops.dtype_name(emission.graph[replica_name(rank, parse_input(seed)[0])].attr["T"].type)
+    tensor = replica_tensor(rank, seed)
+    redirect(emission, tensor, (), shares.part(tensor, dtype, "mean"), changed)
+
+
 class Shares:
     """The nodes that make one worker's part of a total over the examples.
 
@@ -145,6 +163,15 @@ class Shares:
             self._parts[key] = self._made(
                 own_name(self._rank, f"{self._name}_{len(self._parts)}"), tensor, dtype, reduction
             )
+        return self._parts[key]
+
+    def times_workers(self, tensor: str, dtype: str) -> str:
+        """A tensor times the number of workers, by which a mean over them divides."""
+        key = tensor, "workers"
+        if key not in self._parts:
+            name = own_name(self._rank, f"{self._name}_{len(self._parts)}")
+            count = self._add(constant(f"{name}/workers", self._workers, dtype, self._device))
+            self._parts[key] = self._add(node(name, "Mul", [tensor, count], self._device, T=dtype_attribute(dtype)))
         return self._parts[key]
 
     def _made(self, name: str, tensor: str, dtype: str, reduction: str) -> str:

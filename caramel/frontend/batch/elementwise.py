@@ -92,7 +92,7 @@ _INVERSE_ROLES = {
 }
 """Role of one over a statistic, by the role of the statistic."""
 
-_BATCH_NORMALISATION = re.compile(r"(^|/)batchnorm(_\d+)?/")
+BATCH_NORMALISATION = re.compile(r"(^|/)batchnorm(_\d+)?/")
 """Scope of the ops of `tf.nn.batch_normalization`, which Keras' layer calls where no op does it as a whole."""
 
 _EXPONENTS = {
@@ -287,7 +287,7 @@ def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examp
     if not others:
         return replace(value, normalised=normalised)
     roles = {v.role if isinstance(v, Statistic) else Role.NONE for v in others}
-    if _BATCH_NORMALISATION.search(op.node.name):
+    if BATCH_NORMALISATION.search(op.node.name):
         op.notes[op.node.name] = None
         if kind in _PRODUCTS and roles == {Role.FACTOR} and not value.mixed_by:
             return replace(value, normalised=True)

@@ -18,6 +18,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
 )
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved, varying_arguments
+from caramel.frontend.batch.reductions import scattered_into
 from caramel.frontend.batch.reshape import positive_integer, reshaped
 
 
@@ -321,6 +322,11 @@ def _rows_written(op: Op) -> Value:
     return op.joined(value, rows)
 
 
+def _added_to_rows(op: Op) -> Value:
+    """The same for what is added, or what examples add at places of their own."""
+    return _rows_written(op) if is_invariant(op.inputs[1]) else scattered_into(op)
+
+
 def _slice_written(op: Op) -> Value:
     """A tensor of which a part is written, from a place on (`keras.ops.slice_update`)."""
     value, part, _ = op.inputs
@@ -414,7 +420,8 @@ RULES: dict[str, Rule] = {
     "Tile": _tile,
     "Fill": _fill,
     "Empty": _empty,
-    **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"), _rows_written),
+    **dict.fromkeys(("TensorScatterSub", "TensorScatterUpdate"), _rows_written),
+    "TensorScatterAdd": _added_to_rows,
     "XlaDynamicUpdateSlice": _slice_written,
     "BroadcastTo": _broadcast_to,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),

@@ -126,6 +126,17 @@ def _scattered(op: Op) -> Value:
     return _added_up(op, data, indices) if is_invariant(shape) else op.unknown(_NOT_CHOSEN)
 
 
+def scattered_into(op: Op) -> Value:
+    """The same where the tensor to which they are added is given, and is zero.
+
+    Args:
+        op: the op.
+    """
+    _, indices, data = op.inputs
+    into = op.constant(0)
+    return _added_up(op, data, indices) if into is not None and not into.any() else op.unknown(_NOT_CHOSEN)
+
+
 def _added_up(op: Op, data: Value, places: Value) -> Value:
     if isinstance(places, Examples) and not places.repeated:
         of_examples = places.axis, places.arrangement

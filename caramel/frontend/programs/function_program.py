@@ -185,6 +185,7 @@ def capture_step(
         variables=naming.variables,
         gradients=differentiation.gradients,
         differentiated=differentiation.differentiated,
+        seeds=differentiation.seeds,
         inputs=traced.inputs(replicated),
         loss=chosen,
         outputs=tuple(others),

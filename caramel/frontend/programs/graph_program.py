@@ -120,6 +120,7 @@ def capture_graph(
         variables=variables,
         gradients=differentiation.gradients,
         differentiated=differentiation.differentiated,
+        seeds=differentiation.seeds,
         inputs=inputs,
         loss=reported,
         outputs=(),

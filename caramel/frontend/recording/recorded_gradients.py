@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
+from caramel.frontend.attributes import (
+    GRADIENT_ATTRIBUTE,
+    INDICES_ATTRIBUTE,
+    SCOPE_ATTRIBUTE,
+    SEED_ATTRIBUTE,
+    TARGETS_ATTRIBUTE,
+)
 from caramel.frontend.captured import RawGradient
 from caramel.frontend.recording.loop_gradients import loop_gradients
 from caramel.frontend.recording.recorder import Recorder
@@ -26,6 +32,7 @@ class Differentiation:
     gradients: tuple[RawGradient, ...]
     differentiated: tuple[tuple[str, int], ...]
     loop_gradient_numbers: frozenset[int] = frozenset()
+    seeds: tuple[tuple[str, int], ...] = ()
 
 
 def read_differentiation(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], str | None]) -> Differentiation:
@@ -64,7 +71,8 @@ def read_differentiation(graph: Graph, recorder: Recorder, handle_of: Callable[[
         )
     loops = loop_gradients(graph, recorder, handle_of)
     gradients += [replace(g, call=len(calls) + 1 + g.call) for g in loops.gradients]
-    return Differentiation(tuple(gradients), tuple(_targets(graph, calls)), loops.numbers)
+    seeds = [(tensor_name(n.name), calls.get(_place(n, SEED_ATTRIBUTE), 0)) for n in graph if SEED_ATTRIBUTE in n.attr]
+    return Differentiation(tuple(gradients), tuple(_targets(graph, calls)), loops.numbers, tuple(seeds))
 
 
 def _scope(node: NodeDef) -> str:

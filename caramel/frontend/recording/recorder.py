@@ -30,6 +30,7 @@ from caramel.frontend.attributes import (
     INDICES_ATTRIBUTE,
     MADE_ATTRIBUTE,
     RESULT_ATTRIBUTE,
+    SEED_ATTRIBUTE,
     SINGLE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
@@ -60,6 +61,10 @@ the numbers of its first trace."""
 
 _gradients_by_number: WeakValueDictionary[int, MarkedGradient] = WeakValueDictionary()
 """Gradients of variables by their number, for as long as the graphs that contain them live."""
+
+
+_SEEDED = (tf.float32, tf.float64)
+"""Types of losses whose gradients begin with ones that workers may scale."""
 
 
 @dataclass
@@ -105,6 +110,7 @@ class Recorder:
         numbers: numbers of Python that are results of the step, as they are noted.
         own_ops: the ops that the program's own code makes, gradients apart, as they are made; None where nobody asks.
         is_differentiating: whether a gradient is made at this moment.
+        has_halves: whether an op of the program gives float16.
         made: number of ops of each type that the program has made.
         scopes: names under which the program has made ops, as it has given them.
         renamed: names that stand for some of these.
@@ -124,6 +130,7 @@ class Recorder:
     open_size: int | None = None
     own_ops: list[Any] | None = None
     numbers: list[Any] = field(default_factory=list)
+    has_halves: bool = False
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +143,26 @@ class Recorder:
         """The recorded gradients by their number."""
         return _gradients_by_number
 
-    def mark(self, target: Any, sources: list[Any], gradients: list[Any], weights: Any = None) -> list[Any]:
+    def seeds(self, target: Any) -> Any:
+        """The ones with which the differentiation of a tensor, or of a nest of tensors, begins, to be marked.
+
+        Args:
+            target: what is differentiated.
+
+        Returns:
+            None where TensorFlow is to make them itself: they matter for numbers that float16 does not hold.
+        """
+        tensors = tf.nest.flatten(target)
+        is_plain = all(is_tensor(each) and is_symbolic(each) and each.dtype in _SEEDED for each in tensors)
+        if not self.has_halves or not is_plain or self.own_gradient_depth or self.vectorised_depth:
+            return None
+        with record.stop_recording():
+            made = [tf.identity(tf.ones_like(each), name="caramel_seed") for each in tensors]
+        return tf.nest.pack_sequence_as(target, made)
+
+    def mark(
+        self, target: Any, sources: list[Any], gradients: list[Any], weights: Any = None, seeds: Any = None
+    ) -> list[Any]:
         """Pass gradients through marked Identities; the gradients of variables can be aggregated there.
 
         Args:
@@ -144,6 +170,7 @@ class Recorder:
             sources: tensors and variables with respect to which it is differentiated.
             gradients: gradient for each source.
             weights: initial gradients that the caller gave for the target (``grad_ys``, ``output_gradients``).
+            seeds: initial gradients in place of those that TensorFlow would make; see `seeds`.
 
         Returns:
             The gradients, marked.
@@ -178,6 +205,8 @@ class Recorder:
             if is_symbolic(tensor):
                 self.graphs.append(tensor.graph)
                 self._mark_target(tensor if weight is None else _weighted(tensor, weight))
+        for seed in [] if seeds is None else tf.nest.flatten(seeds):
+            seed.op._set_attr(SEED_ATTRIBUTE, attr_value_pb2.AttrValue(i=self.call))
         return marked
 
     def _mark_targets(self, target: Any) -> None:
@@ -272,6 +301,7 @@ class Recorder:
                 self._is_gathering = False
         result = make(op_type, **keywords)
         op = result[2]
+        self.has_halves = self.has_halves or any(output.dtype == tf.float16 for output in op.outputs)
         if self.own_ops is not None and not self.is_differentiating and makes_op():
             self.own_ops.append(op)
         op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))

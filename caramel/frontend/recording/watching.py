@@ -120,20 +120,30 @@ def _of_gradients() -> list[tuple[Any, str, Callable[..., Any]]]:
     original_record = execute.record_gradient
     original_custom = custom_gradient._graph_mode_decorator
 
-    def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def helper(recorder: Recorder, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("src_graph") is not None:  # TensorFlow's own, for a function, branch or loop
+            with recorder.differentiation():
+                return original_helper(ys, xs, grad_ys, *args, **kwargs)
+        seeds = recorder.seeds(ys) if grad_ys is None else None
         with recorder.differentiation():
-            results = original_helper(ys, xs, *args, **kwargs)
-        if kwargs.get("src_graph") is not None:
-            return results  # TensorFlow's own, for a function, branch or loop
-        weights = args[0] if args else kwargs.get("grad_ys")
-        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, weights)
+            results = original_helper(ys, xs, grad_ys if seeds is None else seeds, *args, **kwargs)
+        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, grad_ys, seeds)
 
-    def gradient(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        recorder: Recorder,
+        tape: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        seeds = recorder.seeds(target) if output_gradients is None else None
         with recorder.differentiation():
-            results = original_tape(tape, target, sources, *args, **kwargs)
+            initial = output_gradients if seeds is None else seeds
+            results = original_tape(tape, target, sources, initial, *args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=False)
-        weights = args[0] if args else kwargs.get("output_gradients")
-        marked = recorder.mark(target, tf.nest.flatten(sources), flat, weights)
+        marked = recorder.mark(target, tf.nest.flatten(sources), flat, output_gradients, seeds)
         return tf.nest.pack_sequence_as(results, marked)
 
     def parallel(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:

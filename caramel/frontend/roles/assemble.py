@@ -27,17 +27,20 @@ from caramel.frontend.roles.step_gradients import (
     is_used,
     loss_of,
     nothing_learned,
+    seeds_of,
     sorted_gradients,
     step_of,
     with_losses,
+    with_seeds,
 )
 from caramel.frontend.roles.totals import addends_of, mixed_addends
 from caramel.frontend.roles.whole_batch import (
+    beside_normalisation,
     local_variables,
     reduced,
     roles_of,
     with_gradients_summed,
-    with_shared_updates,
+    with_shared_state,
 )
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, node_of, tensor_name
@@ -122,6 +125,9 @@ def _assembled(raw: RawProgram) -> Model:
     local = local_variables(roles.kinds)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
+    is_plain = reduction.kind == "mean" and not (sorted_out.inside or raw.forward_sums)
+    seeds = seeds_of(raw, step, used, gradients) if is_plain else ()
+    gradients = with_seeds(step, gradients) if seeds else gradients
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = model_notes.batch_wide(reductions, losses)
     reports = ReportedTensors(graph, roles.origins, reductions)
@@ -129,9 +135,9 @@ def _assembled(raw: RawProgram) -> Model:
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
     addends = addends_of(step, own, roles.writes, gradients, reductions)
-    by_hand = [v.node for v in raw.variables if v.trainable and v.node in own and v.node not in addends]
-    if by_hand and raw.reduction is None and not sorted_out.inside:
-        shared = with_shared_updates(raw, used, inputs, roles, by_hand)
+    left = [node for node in own if node not in addends]
+    if left and raw.reduction is None and not sorted_out.inside:
+        shared = with_shared_state(raw, step, used, inputs, roles, reductions, left)
         if shared is not None:
             return _assembled(shared)
     kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
@@ -154,6 +160,7 @@ def _assembled(raw: RawProgram) -> Model:
         notes=(
             *raw.notes,
             *model_notes.several_losses(raw, loss, sorted_out.aggregated),
+            *model_notes.own_state(raw, () if raw.is_alone else beside_normalisation(step, roles, reductions, left)),
             *model_notes.without_gradient(raw, sums.gradients, roles.writes),
             *batch_wide,
             *model_notes.summed(raw),
@@ -170,6 +177,7 @@ def _assembled(raw: RawProgram) -> Model:
         mixed=tuple((by_node[node], why) for node, why in mixed_addends(step, local, roles.writes, reductions).items()),
         tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
         forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),
+        seeds=seeds,
     )
 
 

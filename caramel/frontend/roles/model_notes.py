@@ -63,6 +63,22 @@ def summed(raw: RawProgram) -> list[str]:
     ]
 
 
+def own_state(raw: RawProgram, handles: Collection[str]) -> list[str]:
+    """A note on variables that no loss reads, and that are not what one device has.
+
+    Args:
+        raw: the captured program.
+        handles: handles of variables that each worker writes from its own examples, normalisation apart.
+    """
+    names = [v.name for v in raw.variables if v.node in handles]
+    if not names:
+        return []
+    return [
+        f"each worker keeps its own value of {listed(names)}: what is written there is no sum or mean over the "
+        "examples, and no loss reads it. Checkpoints and evaluations have worker 0's"
+    ]
+
+
 def without_gradient(raw: RawProgram, gradients: Sequence[Gradient], writes: Collection[str]) -> list[str]:
     """Notes on trainable variables that no gradient reaches, and nothing writes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError
 from caramel.frontend.batch.tensor_gradients import pruned_with_differentiated
@@ -10,7 +11,7 @@ from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients
 from caramel.frontend.roles.refusals import refuse_functions_as_ops
 from caramel.graph import ops
-from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.graph import Graph, behind_identities, node_of, parse_input
 from caramel.model import Gradient
 
 
@@ -169,3 +170,35 @@ def nothing_learned(raw: RawProgram) -> CaptureError:
         else ("step", "Apply them in it (optimizer.apply_gradients, or assign to the variables)")
     )
     return CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
+
+
+def seeds_of(
+    raw: RawProgram, step: Graph, used: Sequence[RawGradient], gradients: Sequence[Gradient]
+) -> tuple[str, ...]:
+    """The tensors of ones with which all differentiations of a step begin; none where one begins otherwise.
+
+    Args:
+        raw: the captured program.
+        step: the nodes of the step.
+        used: its gradients, as they were captured.
+        gradients: the same as a model has them.
+    """
+    calls = {gradient.call for gradient in used}
+    seeds = {tensor: call for tensor, call in raw.seeds if call in calls and node_of(tensor) in step}
+    is_plain = {*seeds.values()} == calls and not any(gradient.sources for gradient in gradients)
+    return tuple(seeds) if is_plain else ()
+
+
+def with_seeds(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
+    """The gradients of a step that begin with ones of its own, and whether each has been a float16 on its way.
+
+    Args:
+        step: the nodes of the step.
+        gradients: its gradients.
+    """
+
+    def is_rounded(gradient: Gradient) -> bool:
+        made = step[node_of(behind_identities(step, gradient.tensor))]
+        return not gradient.is_sparse and made.op == "Cast" and made.attr["SrcT"].type == ops.DT_HALF
+
+    return tuple(replace(g, is_seeded=True, is_rounded=is_rounded(g)) for g in gradients)

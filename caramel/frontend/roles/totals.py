@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caramel.frontend.batch.domain import Independent, Total, Unknown, mixed_by
+from caramel.frontend.batch.domain import Examples, Independent, Total, Unknown, is_invariant, mixed_by
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph.graph import Graph, behind_identities, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Addend, Gradient
 
 _ADDING_OPS = ("AddV2", "Add")
+
+_SCATTER_ADDS = ("ResourceScatterAdd", "ResourceScatterNdAdd", "TensorScatterAdd")
+"""Ops that add updates, their last input, at places, the input before."""
 
 
 def addends_of(
@@ -85,7 +88,11 @@ def _behind(step: Graph, handle: str) -> set[str]:
 def _addend(step: Graph, handle: str, writer: str, reductions: Reductions) -> Addend | None:
     """What an op adds to a variable; None if it does something else."""
     added = added_to(step, handle, writer)
-    return None if added is None else _of_examples(*added, reductions)
+    if added is None:
+        return None
+    if step[added[0]].op in _SCATTER_ADDS:
+        return _at_places(step, *added, reductions)
+    return _of_examples(*added, reductions) or _counted(step, *added, reductions)
 
 
 def added_to(step: Graph, handle: str, writer: str) -> tuple[str, int, str] | None:
@@ -101,16 +108,25 @@ def added_to(step: Graph, handle: str, writer: str) -> tuple[str, int, str] | No
         return None
     if node.op == "AssignAddVariableOp":
         return writer, 1, node.input[1]
+    if node.op in _SCATTER_ADDS:
+        return writer, 2, node.input[2]
     if node.op != "AssignVariableOp":
         return None
     adding = step[node_of(behind_identities(step, node.input[1]))]
+    if adding.op in _SCATTER_ADDS and _is_read_of(step, adding.input[0], handle):
+        return adding.name, 2, adding.input[2]
     if adding.op not in _ADDING_OPS:
         return None
     for position, other in ((0, 1), (1, 0)):
-        read = step[node_of(behind_identities(step, adding.input[position]))]
-        if read.op == "ReadVariableOp" and node_of(read.input[0]) == handle:
+        if _is_read_of(step, adding.input[position], handle):
             return adding.name, other, adding.input[other]
     return None
+
+
+def _is_read_of(step: Graph, text: str, handle: str) -> bool:
+    """Whether an input is the value of a variable."""
+    read = step[node_of(behind_identities(step, text))]
+    return read.op == "ReadVariableOp" and node_of(read.input[0]) == handle
 
 
 def _of_examples(consumer: str, position: int, tensor: str, reductions: Reductions) -> Addend | None:
@@ -120,3 +136,32 @@ def _of_examples(consumer: str, position: int, tensor: str, reductions: Reductio
     if isinstance(value, Total) and not value.mixed_by and value.power in (0, -1):
         return Addend(consumer, position, tensor, "sum" if value.power == 0 else "mean")
     return None
+
+
+def _at_places(step: Graph, consumer: str, position: int, tensor: str, reductions: Reductions) -> Addend | None:
+    """What each example adds at a place that follows from it."""
+    places, data = (reductions.value_of(text) for text in (step[consumer].input[position - 1], tensor))
+    if not all(isinstance(value, Examples) and value.axis == 0 and value.power == 0 for value in (places, data)):
+        return None
+    assert isinstance(places, Examples) and isinstance(data, Examples)
+    is_plain = places.arrangement == data.arrangement and not (mixed_by(places) or mixed_by(data))
+    return Addend(consumer, position, tensor, "sum") if is_plain else None
+
+
+def _counted(step: Graph, consumer: str, position: int, tensor: str, reductions: Reductions) -> Addend | None:
+    """Counts of numbers up to the largest that there is; the variable says how many counts there are."""
+    counting = step[node_of(_behind_casts(step, tensor))]
+    if counting.op != "DenseBincount" or counting.attr["binary_output"].b:
+        return None
+    values, weights = (reductions.value_of(counting.input[place]) for place in (0, 2))
+    is_plain = isinstance(values, Examples) and values.axis == 0 and values.power == 0 and not values.repeated
+    is_own = is_plain and is_invariant(weights) and not mixed_by(values)
+    return Addend(consumer, position, tensor, "sum") if is_own else None
+
+
+def _behind_casts(step: Graph, text: str) -> str:
+    """The tensor that a tensor has the numbers of."""
+    tensor = behind_identities(step, text)
+    while step[node_of(tensor)].op == "Cast":
+        tensor = behind_identities(step, step[node_of(tensor)].input[0])
+    return tensor

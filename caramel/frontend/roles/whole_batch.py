@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from caramel.errors import CaptureError, UnsupportedError
-from caramel.frontend.batch.domain import mixed_by
+from caramel.frontend.batch.domain import Examples, mixed_by
+from caramel.frontend.batch.elementwise import BATCH_NORMALISATION
 from caramel.frontend.batch.tensor_gradients import pruned_with_differentiated
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import variable_classes
@@ -24,7 +25,7 @@ from caramel.frontend.roles.inner_sums import with_inner_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.needs import may_be_function_of_sums, written_by
 from caramel.frontend.roles.step_gradients import differentiated_by, gradients_of, loss_of, step_of
-from caramel.graph.graph import Graph, node_of
+from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.model import Input, Reduction, VariableClass
 
 
@@ -156,6 +157,75 @@ def _with_shared_statistics(
     ends = [node_of(tensor) for tensor in differentiated_by(raw, used)]
     shared, _ = _statistics_behind(graph, roles, ends)
     return with_shared_updates(raw, used, inputs, roles, shared, refusal) if shared else None
+
+
+def with_shared_state(
+    raw: RawProgram,
+    step: Graph,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    roles: variable_classes.Roles,
+    reductions: Reductions,
+    own: Sequence[str],
+) -> RawProgram | None:
+    """The program whose variables have the values of one device on all workers, where no loss reads them either.
+
+    What batch normalisation keeps stays each worker's, as what it divides by is.
+
+    Args:
+        raw: the captured program.
+        step: the nodes of the step.
+        used: its gradients.
+        inputs: its inputs.
+        roles: classes of its variables.
+        reductions: analysis of how tensors reduce over the batch.
+        own: handles of the variables that each worker writes from its own examples.
+
+    Returns:
+        None where none of them can be shared.
+    """
+    trained = {v.node for v in raw.variables if v.trainable}
+    wanted = [*trained.intersection(own), *beside_normalisation(step, roles, reductions, own)]
+    wanted = [handle for handle in own if handle in wanted]
+    shared = with_shared_updates(raw, used, inputs, roles, wanted) if wanted else None
+    if shared is not None or len(wanted) < 2:
+        return shared
+    possible = [h for h in wanted if with_shared_updates(raw, used, inputs, roles, [h]) is not None]
+    return with_shared_updates(raw, used, inputs, roles, possible) if possible else None
+
+
+def beside_normalisation(
+    step: Graph, roles: variable_classes.Roles, reductions: Reductions, own: Sequence[str]
+) -> list[str]:
+    """Those of some variables that a normalisation of batches does not keep.
+
+    Args:
+        step: the nodes of the step.
+        roles: classes of its variables.
+        reductions: analysis of how tensors reduce over the batch.
+        own: handles of the variables that each worker writes from its own examples.
+    """
+    return [handle for handle in own if not _is_of_normalisation(step, roles.writes.get(handle, ()), reductions)]
+
+
+def _is_of_normalisation(step: Graph, writers: Sequence[str], reductions: Reductions) -> bool:
+    """Whether what some ops write is made of statistics by which TensorFlow or Keras normalise a batch."""
+    waiting = [text for writer in writers for text in data_texts(step[writer])[1:]]
+    seen: set[str] = set()
+    while waiting:
+        text = waiting.pop()
+        name = node_of(text)
+        if name in seen:
+            continue
+        seen.add(name)
+        if step[name].op.startswith("FusedBatchNorm"):
+            return True
+        if isinstance(reductions.value_of(text), Examples):
+            continue
+        if any(BATCH_NORMALISATION.search(reader) for reader in step.data_readers(name)):
+            return True
+        waiting += data_texts(step[name])
+    return False
 
 
 def with_shared_updates(

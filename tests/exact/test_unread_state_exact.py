@@ -1,0 +1,112 @@
+"""State that a step keeps of its examples, and that no loss reads: that of one device, whatever writes it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from variants import mostly_in_soak
+
+import caramel
+from caramel.model import VariableClass
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(59, 6))
+Y = RNG.integers(0, 4, 59)
+BATCHES = [(X[start : start + 20], Y[start : start + 20]) for start in range(0, 59, 20)]
+SPECS = [tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)]
+
+
+def ones(y):
+    return tf.ones_like(y, tf.float64)
+
+
+COUNTS = {
+    "counts up to the largest": lambda c, x, y: c.assign_add(tf.math.bincount(y, minlength=4, dtype=tf.float64)),
+    "counts as integers": lambda c, x, y: c.assign_add(tf.cast(tf.math.bincount(y, minlength=4), tf.float64)),
+    "rows added": lambda c, x, y: c.scatter_nd_add(y[:, None], ones(y)),
+    "slices added": lambda c, x, y: c.scatter_add(tf.IndexedSlices(ones(y), y)),
+    "values added at places": lambda c, x, y: c.assign(tf.tensor_scatter_nd_add(c, y[:, None], x[:, 0])),
+    "added to zeros": lambda c, x, y: c.assign_add(
+        tf.tensor_scatter_nd_add(tf.zeros([4], tf.float64), y[:, None], x[:, 1])
+    ),
+}
+
+MEANS = {
+    "moving mean": lambda c, x, y: c.assign(0.9 * c + 0.1 * tf.reduce_mean(x[:, :4], 0)),
+    "deviation": lambda c, x, y: c.assign(tf.math.reduce_std(x[:, :4], 0)),
+    "last mean": lambda c, x, y: c.assign(tf.reduce_mean(tf.abs(x[:, :4]), 0)),
+}
+
+
+def trained(update, workers):
+    """The state after some steps, and the model; of one device without workers."""
+    weight, state = tf.Variable(tf.ones([6], tf.float64), name="w"), tf.Variable(tf.zeros([4], tf.float64), name="c")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, weight) - tf.cast(y, tf.float64)) ** 2)
+        update(state, x, y)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    if workers == 0:
+        for x, y in BATCHES:
+            step(tf.constant(x), tf.constant(y))
+        return state.numpy(), None
+    armodel = caramel.ARModel(caramel.capture(step, SPECS), workers)
+    with armodel.session() as session:
+        session.run(BATCHES, progress=False)
+        session.write_back()
+    return state.numpy(), armodel
+
+
+@pytest.mark.parametrize(
+    "name", mostly_in_soak([*COUNTS, *MEANS], "counts up to the largest", "rows added", "deviation")
+)
+def test_state_is_that_of_one_device(name):
+    update = {**COUNTS, **MEANS}[name]
+    want, _ = trained(update, 0)
+    assert np.any(want)
+    for workers in (1, 3):
+        found, armodel = trained(update, workers)
+        np.testing.assert_allclose(found, want, rtol=1e-10, atol=1e-12)
+    kind = armodel.model.variable_by_name["c"].kind
+    assert kind is (VariableClass.TOTAL if name in COUNTS else VariableClass.HYPERPARAMETER)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_batch_normalisation_keeps_stays_each_workers(fused):
+    """Also where another variable has a mean that is that of one device."""
+    normalise = keras.layers.BatchNormalization()
+    network = keras.Sequential(
+        [keras.Input([3, 3, 2] if fused else [6]), normalise, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    state = tf.Variable(tf.zeros([]), name="c")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            outputs = network(x, training=True)
+            loss = tf.reduce_mean(outputs**2)
+        for variable, gradient in zip(network.trainable_variables, tape.gradient(loss, network.trainable_variables)):
+            variable.assign_sub(0.1 * gradient)
+        state.assign(tf.reduce_mean(x))
+        return loss
+
+    model = caramel.capture(step, [tf.TensorSpec([None, *network.input_shape[1:]])]).model_for(2)
+    kinds = {v.name.rpartition("/")[2]: v.kind for v in model.variables}
+    assert kinds["moving_mean"] is kinds["moving_variance"] is VariableClass.STATISTICS
+    assert kinds["c"] is VariableClass.HYPERPARAMETER and len(model.forward_sums) == 1
+    assert not any("keeps its own" in note for note in model.notes)
+
+
+LARGEST = {
+    "largest": lambda c, x, y: c.assign(tf.maximum(c, tf.reduce_max(x[:, :4], 0))),
+    "last examples": lambda c, x, y: c.assign(tf.concat([c, x[:, 0]], 0)[-4:]),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_what_stays_each_workers_is_said(name):
+    _, armodel = trained(LARGEST[name], 2)
+    assert armodel.model.variable_by_name["c"].kind is VariableClass.STATISTICS
+    assert any("each worker keeps its own value of c:" in note for note in armodel.plan.notes)
