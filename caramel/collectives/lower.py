@@ -194,6 +194,10 @@ class Emitter:
         """The tensor in another dtype."""
         return self.add(rank, name, "Cast", [source], SrcT=dtype_attribute(given), DstT=dtype_attribute(wanted))
 
+    def rounded(self, rank: int, name: str, source: str, dtype: str) -> str:
+        """The tensor with the nearest numbers that another dtype has; infinite ones where it has none as large."""
+        return self.cast(rank, name, self.cast(rank, f"{name}_{dtype}", source, dtype, self.dtype), self.dtype, dtype)
+
 
 def lower_unchanged(request: Request) -> Lowered:
     """Emit an all-reduce of which nothing is left to do: every rank's result is its own tensor."""

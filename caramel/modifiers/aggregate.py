@@ -77,7 +77,7 @@ def aggregate(emission: Emission) -> Emission:
                     zip(transfer.pieces, _unpacked(emitter, rank, reduced, shapes))
                 ):
                     if gradient_by_name[piece.gradient].is_rounded:
-                        tensor = _rounded(emitter, rank, place, tensor, transfer.dtype)
+                        tensor = emitter.rounded(rank, f"rounded_{rank}_{place}", tensor, "float16")
                     if piece.gradient in middle.names:
                         middle.assign(rank, piece.gradient, tensor)
                     else:
@@ -229,12 +229,6 @@ def _shaped(
 ) -> str:
     """The tensor in another shape, by a node only if it differs."""
     return tensor if shape == target_shape else emitter.reshape(rank, name, tensor, target_shape)
-
-
-def _rounded(emitter: Emitter, rank: int, place: int, tensor: str, dtype: str) -> str:
-    """The tensor as float16 has it: infinite where one device would have got no number."""
-    half = emitter.cast(rank, f"half_{rank}_{place}", tensor, "float16", dtype)
-    return emitter.cast(rank, f"rounded_{rank}_{place}", half, dtype, "float16")
 
 
 def _redirect_piece(

@@ -49,7 +49,10 @@ class Pushes:
     def _pushed(self, server: int, prefix: str, gradient: Gradient, sources: Sequence[str]) -> str:
         emitter = Emitter(prefix, self._step.devices, gradient.dtype)
         mean = self._step.emission.plan.reduction == "mean"
-        total = lower_push(emitter, sources, self._step.workers + server, mean=mean)
+        there = self._step.workers + server
+        total = lower_push(emitter, sources, there, mean=mean)
+        if gradient.is_rounded:
+            total = emitter.rounded(there, "rounded", total, "float16")
         self._step.collect(emitter)
         return total
 

@@ -67,11 +67,11 @@ def keras_with(policy, optimizer):
         chosen.build(model.trainable_variables)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-        def differentiate(x, y):
+        def differentiate(x, y, begins_with=None):
             with tf.GradientTape() as tape:
                 loss = loss_of(y, model(x, training=True))
                 scaled = chosen.scale_loss(loss)
-            return loss, tape.gradient(scaled, model.trainable_variables)
+            return loss, tape.gradient(scaled, model.trainable_variables, begins_with)
 
         def apply(gradients):
             chosen.apply_gradients(zip(gradients, model.trainable_variables))
@@ -112,22 +112,33 @@ def batches(specs, count=12, steps=6):
 
 
 def by_micro_batches(make, workers, data):
-    """Each worker's part by itself; gradients added in rank order in their own dtype, and divided."""
+    """Each worker's part by itself; gradients added in rank order in their own dtype, and divided.
+
+    Those of mixed float16 begin with the worker's share, and are multiplied behind it. A sum of numbers that float16 has
+    is made one of these.
+    """
     case = make()
     gradients_like = [tf.TensorSpec(v.shape, v.dtype) for v in case.differentiate(*data[0])[1]]
-    differentiate = tf.function(case.differentiate, input_signature=case.specs)
+    is_mixed = make is CASES["mixed_float16"]
+    begins = [tf.constant(1.0) / tf.constant(float(workers))] if is_mixed else []
+    specs = [*case.specs, *([tf.TensorSpec([])] if is_mixed else [])]
+    differentiate = tf.function(case.differentiate, input_signature=specs)
     apply = tf.function(lambda *g: case.apply(g), input_signature=gradients_like)
     with serial_functions():
         for batch in data:
             ends = np.cumsum([0, *sizes(len(batch[0]), workers)])
-            parts = [differentiate(*(a[i:j] for a in batch))[1] for i, j in zip(ends[:-1], ends[1:])]
+            parts = [differentiate(*(a[i:j] for a in batch), *begins)[1] for i, j in zip(ends[:-1], ends[1:])]
             means = []
             for same in zip(*parts):
-                total = same[0].numpy()
-                for other in same[1:]:
-                    total = total + other.numpy()
+                own = [each.numpy() * (np.float32(workers) if is_mixed else 1) for each in same]
+                total = own[0]
+                for other in own[1:]:
+                    total = total + other
                 # TensorFlow divides complex numbers in another way than numpy does.
-                means.append(tf.constant(total) / tf.cast(workers, total.dtype))
+                mean = tf.constant(total) / tf.cast(workers, total.dtype)
+                if is_mixed and all(np.array_equal(e, e.numpy().astype(np.float16), equal_nan=True) for e in same):
+                    mean = tf.cast(tf.cast(mean, tf.float16), tf.float32)
+                means.append(mean)
             apply(*means)
     return {name: np.asarray(v) for name, v in case.variables.items()}
 

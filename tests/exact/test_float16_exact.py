@@ -94,6 +94,21 @@ def test_a_sum_that_float16_does_not_hold_is_infinite():
         assert np.isinf(session.values()["w"]).all()
 
 
+def test_updates_of_rounded_gradients_are_not_sharded():
+    layer = keras.layers.Dense(200, dtype="mixed_float16")
+    network = keras.Sequential([keras.Input((8,)), layer])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.cast(network(x), tf.float32) ** 2)
+        for variable, gradient in zip(network.trainable_variables, tape.gradient(loss, network.trainable_variables)):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    plan = caramel.ARModel(caramel.capture(step, SPECS[:1]), 2, shard_updates=True).plan
+    assert not plan.sharded and any("rounded to float16" in note for note in plan.notes)
+
+
 def test_programs_without_float16_begin_as_ever():
     weight = tf.Variable(tf.ones([3]), name="w")
 

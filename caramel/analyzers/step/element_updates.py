@@ -71,6 +71,8 @@ def _update(whole: UpdateGraph, gradient: Gradient) -> ElementUpdate:
     parameter = whole.parameter(gradient)
     if not parameter.shape:
         raise InputError("it is that of a single number")
+    if gradient.is_rounded:
+        raise InputError("its sum is rounded to float16, as it is on one device")
     return _Update(whole, gradient, parameter).found()
 
 
