@@ -37,6 +37,9 @@ _PAST_END = 2**62
 _MOST_PASSED_OVER = 2**40
 """Bound of the passes and elements of a position: with a microsecond for each, two weeks."""
 
+_MAX_FAILURES = 1000
+"""Number of elements that may fail in a pass that is only read to get at the next one, beyond those that were taken."""
+
 _ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
 """State of a pass, in the saved position; see `DataSignature.position`."""
 
@@ -512,13 +515,21 @@ class WorkerData:
         self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR if is_to_pass_over else state
 
     def _read(self, elements: int | None) -> None:
-        """Read so many elements of a pass that has begun, or all of them, over those that fail."""
+        """Read so many elements of a pass that has begun, or all of them, over those that fail.
+
+        Raises:
+            DataError: too many fail.
+        """
         count = _PAST_END if elements is None else elements
         for rank in range(self._workers):
+            failed = 0
             while self._tried(rank) < count:
                 (result,) = self._take([rank], max(count - self._stride, 0))
                 if not isinstance(result, StepError):
                     break
+                failed += 1
+                if failed > _MAX_FAILURES + (elements or 0):
+                    raise DataError(f"the input pipeline of worker {rank} fails again and again") from result
 
     @contextmanager
     def _explaining(self, event: str) -> Iterator[None]:

@@ -19,18 +19,18 @@ def model_of(step, specs=SPECS, workers=2):
 
 
 def momentum_step(scale=lambda gradients: gradients, sizes=(4, 4)):
-    """Two vectors with momentum, a count, a frozen rate, and statistics of the examples."""
+    """Two vectors with momentum, a count, a frozen rate, and the largest values that each worker has seen."""
     first, second = variable("first", sizes[:1]), variable("second", sizes[1:])
     slots = [variable(f"{v.name[:-2]}_momentum", v.shape, trainable=False) for v in (first, second)]
     count = tf.Variable(0, dtype=tf.int64, name="count", trainable=False)
     rate = tf.Variable(0.1, dtype=tf.float64, name="rate", trainable=False)
-    mean = tf.Variable(tf.zeros([4], tf.float64), name="mean", trainable=False)
+    largest = tf.Variable(tf.zeros([4], tf.float64), name="largest", trainable=False)
 
     def step(x, y):
         with tf.GradientTape() as tape:
             hidden = tf.reduce_sum(first) * x
             loss = tf.reduce_mean((tf.reduce_sum(hidden, 1) * tf.reduce_sum(second) - y) ** 2)
-        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x, 0))
+        largest.assign(tf.maximum(largest, tf.reduce_max(x, 0)))
         count.assign_add(1)
         for v, slot, gradient in zip((first, second), slots, scale(tape.gradient(loss, (first, second)))):
             slot.assign(0.9 * slot + gradient)

@@ -179,6 +179,26 @@ def test_a_failure_in_a_run_of_several_steps_after_a_pass_that_was_left():
         assert events(session, [1, *[3] * 5])[:6] == want
 
 
+def test_a_pass_that_cannot_be_read_again(tmp_path):
+    """The file is gone when the shuffle's seeds are drawn once more: no end of failures, but an end."""
+    file = tmp_path / "lines"
+    file.write_text("a\nbb\nccc\ndddd\n")
+
+    def numbered(line):
+        number = tf.cast(tf.strings.length(line), tf.int64)
+        return number, tf.cast(number, tf.float32)
+
+    data = tf.data.TextLineDataset(str(file)).shuffle(4, seed=1).repeat(2).map(numbered).batch(4)
+    with model(data, 1).session() as session:
+        session.run(progress=False)
+        session.step()
+        session.save(tmp_path / "saved")
+        file.unlink()
+        with pytest.raises(DataError):
+            session.restore(tmp_path / "saved")
+            session.run(steps=4, progress=False)
+
+
 def test_states_of_iterators_are_saved_where_they_can_be_restored(tmp_path):
     """Those of a pass that began behind some elements cannot."""
     data = tf.data.Dataset.range(24).map(lambda n: (n, tf.cast(n, tf.float32))).batch(2)
