@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -87,6 +88,7 @@ def trace(
     description: str = "",
     progress: bool = True,
     on_traced: Callable[[DistributedModel, TracedStep], None] | None = None,
+    job_workers: int | None = None,
 ) -> Trace:
     """Measure the ops of a captured step on one host, without communication.
 
@@ -118,6 +120,7 @@ def trace(
         progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
         on_traced: function that is called with the computation and with that one of its traced steps that has the
             median length, to draw it.
+        job_workers: old name of ``workers``; with it ``workers`` is what ``workers_on_host`` is.
 
     Returns:
         The trace.
@@ -150,6 +153,8 @@ def trace(
         >>> all(time_s >= 0 for time_s in trace.op_s.values())
         True
     """
+    if job_workers is not None:
+        workers, workers_on_host = _by_old_names(workers, workers_on_host, job_workers)
     options = TraceOptions(
         cluster=InProcess() if cluster is None else cluster,
         runs=runs,
@@ -202,6 +207,19 @@ def with_examples(context: Context, batch: Sequence[Any], workers: int, examples
             raise InputError(f"input {name!r} has no example in the first batch")
         arrays[name] = np.take(arrays[name], np.arange(workers * examples) % len(arrays[name]), axis=0)
     return (arrays,)
+
+
+def _by_old_names(workers: int | None, workers_on_host: int | None, job_workers: int) -> tuple[int, int]:
+    """The numbers of workers of the whole job and of the host, where they are given by the names of before."""
+    if workers_on_host is not None:
+        raise InputError("give workers= and workers_on_host=; job_workers= is the old name of workers=")
+    warnings.warn(
+        "job_workers= is the old name of workers=, the number of workers of the whole job; those of this host are "
+        "workers_on_host=",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return job_workers, 1 if workers is None else workers
 
 
 def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceOptions) -> Trace:

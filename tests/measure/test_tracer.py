@@ -153,13 +153,17 @@ def test_a_part_of_the_job(mlp, batch):
     assert trace.op_bytes["second"] == 3 * 3 * 4
 
 
-def test_the_numbers_of_workers(mlp, batch):
+def test_old_names_of_the_numbers_of_workers(mlp, batch):
     def numbers(**named):
         trace = caramel.trace(mlp, *batch, runs=1, steps=1, orders=False, **named)
         return trace.workers, trace.examples
 
-    assert numbers(workers_on_host=2, workers=4) == (2, 2)
-    assert numbers(workers_on_host=1, workers=4) == (1, 2)
+    with pytest.warns(DeprecationWarning, match=r"job_workers= is the old name of workers="):
+        assert numbers(workers=2, job_workers=4) == numbers(workers_on_host=2, workers=4) == (2, 2)
+    with pytest.warns(DeprecationWarning):
+        assert numbers(job_workers=4) == numbers(workers_on_host=1, workers=4) == (1, 2)
+    with pytest.raises(caramel.InputError, match="job_workers= is the old name"):
+        numbers(job_workers=4, workers_on_host=1)
     assert numbers() == (1, 8) and numbers(workers=2) == numbers(workers_on_host=2) == (2, 4)
 
 
