@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,15 +169,24 @@ class _OfModel:
 
     def close(self) -> None:
         """End them, and their servers; in a fork of their process they stay, for TensorFlow cannot end them there."""
+        self.given_up()()
+
+    def given_up(self) -> Callable[[], None]:
+        """Forget them all, so that the next call starts others; what ends them, which may take a while."""
         if not is_in_process(self._process):
-            return
-        while self.kept:
-            _, (_, kept) = self.kept.popitem()
-            with suppress(CaramelError):
-                kept.session.close()
+            return lambda: None
+        sessions, servers = [kept.session for _, kept in self.kept.values()], self._open.pop_all()
+        self.kept.clear()
         self._servers.clear()
-        with suppress(CaramelError):
-            self._open.close()
+
+        def end() -> None:
+            for session in sessions:
+                with suppress(CaramelError):
+                    session.close()
+            with suppress(CaramelError):
+                servers.close()
+
+        return end
 
 
 _lock = threading.RLock()
@@ -217,11 +226,15 @@ def _sessions_of(model: Any) -> Iterator[_OfModel]:
 
     Those of models before the last few are closed then, which may take a while.
     """
-    with _lock:
-        sessions, surplus = _used(model)
-        yield sessions
-    for each in surplus:
-        each.close()
+    ends: list[Callable[[], None]] = []
+    try:
+        with _lock:
+            sessions, surplus = _used(model)
+            ends += [each.given_up() for each in surplus]
+            yield sessions
+    finally:
+        for end in ends:
+            end()
 
 
 def _used(model: Any) -> tuple[_OfModel, list[_OfModel]]:

@@ -266,6 +266,11 @@ def test_differences_are_said(context, plan):
     assert plan.diff(plan) == ""
 
 
+def test_slices_that_are_added_up_are_a_difference(plan):
+    other = replace(plan, transfers=tuple(replace(t, adds_slices=True) for t in plan.transfers))
+    assert "slices added up" in plan.diff(other) and plan.diff(plan) == ""
+
+
 def test_differences_of_many_gradients_are_counted(plan):
     def of(many, algorithm):
         pieces = [Piece(f"g{number}", 0, 1) for number in range(many)]

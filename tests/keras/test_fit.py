@@ -1,12 +1,13 @@
 """`caramel.fit` against Keras' own fit on one device."""
 
 import inspect
+import logging
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import FEATURES, arrays, both, compiled, compiled_as, dataset, same
+from fit_common import AS_WRITTEN, FEATURES, arrays, both, compiled, compiled_as, dataset, same
 from variants import in_soak
 
 import caramel
@@ -196,3 +197,11 @@ def test_elements_with_too_many_parts():
 )
 def test_numbers_that_are_none(option):
     refused(list(option), compiled(), dataset(), **option)
+
+
+def test_what_fit_says_is_in_log_files(caplog, capsys):
+    """Also where it is printed: a log file has all."""
+    with caplog.at_level(logging.INFO, "caramel"):
+        caramel.fit(compiled(), dataset(), workers=2, cluster=AS_WRITTEN, verbose=2)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("caramel: 2 workers"))
+    assert line in caplog.messages

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from fit_common import AS_WRITTEN, arrays, compiled, dataset
 from variants import mostly_in_soak
 
 import caramel
+from caramel.keras import kept_sessions
 from caramel.netmodel.file import save as save_network
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -190,6 +192,30 @@ class WithServers(caramel.InProcess):
 
 
 STOPPED = []
+
+
+def test_nobody_waits_while_sessions_of_other_models_are_closed(opened, monkeypatch):
+    """Closing may take long where servers are far away."""
+    first, *others = (compiled() for _ in range(1 + kept_sessions._MOST_MODELS))
+    free = []
+    close = caramel.Session.close
+
+    def another_call():
+        free.append(kept_sessions._lock.acquire(timeout=5))
+        if free[-1]:
+            kept_sessions._lock.release()
+
+    def slow(session):
+        thread = threading.Thread(target=another_call)
+        thread.start()
+        thread.join()
+        close(session)
+
+    for model in (first, *others[:-1]):
+        fitted(model, dataset())
+    monkeypatch.setattr(caramel.Session, "close", slow)
+    fitted(others[-1], dataset())
+    assert free == [True] and opened[0]()._closed
 
 
 def test_other_models_that_a_callback_uses(opened):

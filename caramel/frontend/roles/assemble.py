@@ -135,9 +135,9 @@ def _assembled(raw: RawProgram) -> Model:
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
     addends = addends_of(step, own, roles.writes, gradients, reductions)
-    left = [node for node in own if node not in addends]
+    left = beside_normalisation(raw, step, roles, reductions, [node for node in own if node not in addends])
     if left and raw.reduction is None and not sorted_out.inside:
-        shared = with_shared_state(raw, step, used, inputs, roles, reductions, left)
+        shared = with_shared_state(raw, used, inputs, roles, left)
         if shared is not None:
             return _assembled(shared)
     kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
@@ -160,7 +160,7 @@ def _assembled(raw: RawProgram) -> Model:
         notes=(
             *raw.notes,
             *model_notes.several_losses(raw, loss, sorted_out.aggregated),
-            *model_notes.own_state(raw, () if raw.is_alone else beside_normalisation(step, roles, reductions, left)),
+            *model_notes.own_state(raw, () if raw.is_alone else left),
             *model_notes.without_gradient(raw, sums.gradients, roles.writes),
             *batch_wide,
             *model_notes.summed(raw),

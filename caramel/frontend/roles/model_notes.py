@@ -64,7 +64,7 @@ def summed(raw: RawProgram) -> list[str]:
 
 
 def own_state(raw: RawProgram, handles: Collection[str]) -> list[str]:
-    """A note on variables that no loss reads, and that are not what one device has.
+    """A note on variables that are not what one device has.
 
     Args:
         raw: the captured program.
@@ -74,8 +74,8 @@ def own_state(raw: RawProgram, handles: Collection[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"each worker keeps its own value of {listed(names)}: what is written there is no sum or mean over the "
-        "examples, and no loss reads it. Checkpoints and evaluations have worker 0's"
+        f"each worker keeps its own value of {listed(names)}: it is written from the worker's own examples, and is not "
+        "what one device has"
     ]
 
 

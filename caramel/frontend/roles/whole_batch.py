@@ -161,51 +161,46 @@ def _with_shared_statistics(
 
 def with_shared_state(
     raw: RawProgram,
-    step: Graph,
     used: Sequence[RawGradient],
     inputs: Sequence[Input],
     roles: variable_classes.Roles,
-    reductions: Reductions,
     own: Sequence[str],
 ) -> RawProgram | None:
     """The program whose variables have the values of one device on all workers, where no loss reads them either.
 
-    What batch normalisation keeps stays each worker's, as what it divides by is.
-
     Args:
         raw: the captured program.
-        step: the nodes of the step.
         used: its gradients.
         inputs: its inputs.
         roles: classes of its variables.
-        reductions: analysis of how tensors reduce over the batch.
-        own: handles of the variables that each worker writes from its own examples.
+        own: handles of variables that each worker writes from its own examples.
 
     Returns:
         None where none of them can be shared.
     """
-    trained = {v.node for v in raw.variables if v.trainable}
-    wanted = [*trained.intersection(own), *beside_normalisation(step, roles, reductions, own)]
-    wanted = [handle for handle in own if handle in wanted]
-    shared = with_shared_updates(raw, used, inputs, roles, wanted) if wanted else None
-    if shared is not None or len(wanted) < 2:
+    shared = with_shared_updates(raw, used, inputs, roles, own) if own else None
+    if shared is not None or len(own) < 2:
         return shared
-    possible = [h for h in wanted if with_shared_updates(raw, used, inputs, roles, [h]) is not None]
+    possible = [handle for handle in own if with_shared_updates(raw, used, inputs, roles, [handle]) is not None]
     return with_shared_updates(raw, used, inputs, roles, possible) if possible else None
 
 
 def beside_normalisation(
-    step: Graph, roles: variable_classes.Roles, reductions: Reductions, own: Sequence[str]
+    raw: RawProgram, step: Graph, roles: variable_classes.Roles, reductions: Reductions, own: Sequence[str]
 ) -> list[str]:
-    """Those of some variables that a normalisation of batches does not keep.
+    """Those of some variables that a normalisation of batches does not keep, or that are trainable.
+
+    What it keeps stays each worker's, as what it divides by is.
 
     Args:
+        raw: the captured program.
         step: the nodes of the step.
         roles: classes of its variables.
         reductions: analysis of how tensors reduce over the batch.
         own: handles of the variables that each worker writes from its own examples.
     """
-    return [handle for handle in own if not _is_of_normalisation(step, roles.writes.get(handle, ()), reductions)]
+    trained = {v.node for v in raw.variables if v.trainable}
+    return [h for h in own if h in trained or not _is_of_normalisation(step, roles.writes.get(h, ()), reductions)]
 
 
 def _is_of_normalisation(step: Graph, writers: Sequence[str], reductions: Reductions) -> bool:

@@ -107,9 +107,11 @@ class LauncherClient:
                     env=environment,
                     start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
                 )
-        except OSError as error:
+        except (OSError, ClusterError) as error:
             ours.close()
             shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, ClusterError):  # of the log
+                raise
             raise ClusterError(f"no process can be started for the workers: {in_one_line(error)}") from error
         finally:
             theirs.close()

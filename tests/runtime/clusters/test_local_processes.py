@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from variants import in_soak
 
 import caramel
 from caramel.errors import ClusterError, InputError
+from caramel.runtime.clusters.launcher_client import LauncherClient
 from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.environment import child_environment
 from caramel.runtime.host.run_options import RunOptions
@@ -99,6 +101,14 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
     assert not any(Path(f"/proc/{pid}").exists() for pid in after)
     with pytest.raises(ClusterError, match="closed"):
         third.run(added, [], {}, 60)
+
+
+def test_a_launcher_that_cannot_be_started_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    with pytest.raises(ClusterError, match="no process can be started for the workers: .*no python"):
+        LauncherClient()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
