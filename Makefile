@@ -11,7 +11,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
 
-test: $(VENV)/.dev  ## all tests, doctests included; a file's tests stay in one process
+test: $(VENV)/.dev  ## the tests but those of `make soak`, doctests included; a file's tests stay in one process
 	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: $(VENV)/.dev  ## style, types and import contracts
@@ -28,7 +28,7 @@ docs: $(VENV)/.dev  ## the documentation as a site, in build/docs; a warning is 
 
 browser: $(VENV)/.browser  ## look at a report in a headless Chromium of the system; screenshots in build/browser
 	CARAMEL_SCREENSHOTS=build/browser $(BIN)/python -m pytest tests/report/test_browser.py
-	@echo build/browser
+	@ls build/browser/*.png || { echo "nothing was looked at: a Chromium of the system is needed"; exit 1; }
 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers, climbs against the planner, large networks; many hours
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
@@ -37,18 +37,18 @@ matrix: $(VENV)/.dev  ## the built wheel with each version of TensorFlow and Ker
 	$(BIN)/python -m benchmarks.versions
 
 bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links
-	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png
+	$(BIN)/python -m benchmarks.collectives --json benchmarks/results/collectives_local.json
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m benchmarks.collectives --workers 4 --rate 500mbit \
-		--json collectives_shaped.json --plot collectives_shaped.png
+		--json benchmarks/results/collectives_shaped.json
 
 bench-shared-hosts: $(VENV)/.dev  ## all-reduces where several workers share a host and its link; needs root
-	$(BIN)/python -m benchmarks.shared_hosts --workers-on-host 2 --workers-on-host 4 --json shared_hosts.json
+	$(BIN)/python -m benchmarks.shared_hosts --workers-on-host 2 --workers-on-host 4 --json benchmarks/results/shared_hosts.json
 
 bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, EfficientNet and BERT; the time and memory of each stage
-	$(BIN)/python -m benchmarks.models --json models.json
+	$(BIN)/python -m benchmarks.models --json benchmarks/results/models.json
 
 bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
-	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
+	$(BIN)/python -m benchmarks.planning --json benchmarks/results/planning.json
 
 bench-pull-orders: $(VENV)/.dev  ## parameter servers with pulls in an order and in none, on emulated accelerators; needs root
 	$(BIN)/python -m benchmarks.pull_orders --json benchmarks/results/pull_orders.json $(OPTIONS)

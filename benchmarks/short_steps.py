@@ -26,6 +26,7 @@ from benchmarks.statistics import paired_ratio
 from benchmarks.testbed import Testbed
 from benchmarks.training.spmd import HOROVOD, MIRRORED, Processes, SpmdContender
 from benchmarks.training.workloads import SHORT, Workload
+from caramel.errors import ClusterError
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.netmodel.file import save
 
@@ -88,7 +89,7 @@ def measure(
         horovod: Python of the environment that has Horovod; None leaves it out.
 
     Raises:
-        ClusterError: a process ended, or did not answer in time.
+        ClusterError: a process of this library ended, or did not answer in time.
         UnavailableError: no testbed can be built here.
     """
     pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
@@ -99,13 +100,26 @@ def measure(
                 save(measure_network(cluster(count, testbed), [count], _NETWORK, "links of 10 Gbit/s"), network)
             for workload, steps in itertools.product(workloads, together):
                 with _contenders(workload, count, steps, pythons, testbed, network) as contenders:
-                    for run in contenders.values():
-                        run(_SETTLING_RUNS)
-                    times_s: dict[str, list[float]] = {name: [] for name in contenders}
-                    for _ in range(rounds):
-                        for name, run in contenders.items():
-                            times_s[name].append(statistics.median(run(runs)))
+                    times_s = _times_in_turn(contenders, rounds, runs)
                 yield {"workload": workload.name, "workers": count, "steps": steps, "times_s": times_s}
+
+
+def _times_in_turn(contenders: dict[str, TimedRuns], rounds: int, runs: int) -> dict[str, list[float]]:
+    """The median seconds of a step in each round; of peers that fail none."""
+    times_s: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(-1, rounds):
+        for name, run in list(contenders.items()):
+            try:
+                found_s = run(_SETTLING_RUNS if number < 0 else runs)
+            except ClusterError as error:
+                if name in _PORTS:
+                    raise
+                click.echo(f"{TITLES[name]} is left out: {error}", err=True)
+                del contenders[name], times_s[name]
+                continue
+            if number >= 0:
+                times_s[name].append(statistics.median(found_s))
+    return times_s
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -122,8 +136,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         line = [titles[row["workload"]], str(row["workers"]), str(row["steps"])]
         line += [f"{statistics.median(times_s[name]) * 1e3:.2f}" if name in times_s else "-" for name in names]
         for ours, theirs in ((FED, MIRRORED), (ON_WORKERS, MIRRORED), (ON_WORKERS, FED)):
-            ratio = paired_ratio(times_s[ours], times_s[theirs])
-            line.append(f"{ratio.median:.2f} ({ratio.bounds(2)})")
+            ratio = paired_ratio(times_s[ours], times_s[theirs]) if theirs in times_s else None
+            line.append("-" if ratio is None else f"{ratio.median:.2f} ({ratio.bounds(2)})")
         lines.append(line)
     head = ["network", "workers", "steps in a run", *(f"{TITLES[name]} [ms]" for name in names)]
     return markdown_table([*head, "fed / Mirrored", "data / Mirrored", "data / fed"], lines)

@@ -94,10 +94,8 @@ def table(record: Mapping[str, Mapping[str, str]]) -> str:
         record: what came of each pair, by its name.
     """
     names = ("tensorflow", "keras", "numpy", "python")
-    rows: list[tuple[str, ...]] = [
-        (*(result[name] for name in names), result["failed"] or "right") for result in record.values()
-    ]
-    rows.sort(key=_by_versions)
+    results = [(*(result[name] for name in names), result["failed"] or "right") for result in record.values()]
+    rows = sorted(dict.fromkeys(results), key=_by_versions)  # the oldest Keras and the newest may be the same
     return markdown_table(("TensorFlow", "Keras", "NumPy", "Python", "result"), rows)
 
 

@@ -196,11 +196,7 @@ class ARModel:
         began_s = time.perf_counter()
         traced = context.for_workers(options.workers, sharding)
         found = as_trace(trace, traced.model_for(options.workers))
-        examples = traced.examples_of_batch
-        if found is not None and examples is not None:
-            doubt = found.doubt_of_batch(examples, 1 if sharding == "batches" else options.workers)
-            if doubt is not None:
-                _logger.warning("%s", doubt)
+        _warn_of_batch(found, traced, options)
         self.distributed, self.facts = compile_model(traced, options, found)
         self.model: Model = self.distributed.model
         self.pipeline: Pipeline | None = self.distributed.pipeline
@@ -293,5 +289,16 @@ def what_if(context: Context, number_of_workers: int, **options: Any) -> Plan:
     refuse_unknown(what_if, options, OPTION_NAMES)
     chosen = CompileOptions(workers=number_of_workers, **options, is_what_if=True)
     traced = context.for_workers(chosen.workers, chosen.sharding)
-    plan, _ = predict_model(traced, chosen, as_trace(chosen.trace, traced.model_for(chosen.workers)))
+    found = as_trace(chosen.trace, traced.model_for(chosen.workers))
+    _warn_of_batch(found, traced, chosen)
+    plan, _ = predict_model(traced, chosen, found)
     return plan
+
+
+def _warn_of_batch(trace: Trace | None, context: Context, options: CompileOptions) -> None:
+    """Warn of a trace of another part of a batch than a worker has."""
+    examples = context.examples_of_batch
+    if trace is not None and examples is not None:
+        doubt = trace.doubt_of_batch(examples, 1 if options.sharding == "batches" else options.workers)
+        if doubt is not None:
+            _logger.warning("%s", doubt)

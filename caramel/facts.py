@@ -39,7 +39,7 @@ class Dependencies:
         updates: for each gradient the nodes that follow from it and need no other gradient.
         levels: for each gradient how many all-reduces there are in a row before it (0 where it needs no other
             gradient's update in the same step). Only gradients of one level may travel together.
-        postponable: for each gradient why its update cannot wait for the next step; "" where it can.
+        kept_reasons: for each gradient why its update cannot wait for the next step; "" where it can.
         conditions: for gradients that a step makes in a branch only, under which condition. Only gradients of one
             condition may travel together: what is not there would keep the others back for good.
     """
@@ -51,7 +51,7 @@ class Dependencies:
     reads: Mapping[str, tuple[str, ...]]
     updates: Mapping[str, tuple[str, ...]]
     levels: Mapping[str, int]
-    postponable: Mapping[str, str]
+    kept_reasons: Mapping[str, str]
     conditions: Mapping[str, str] = field(default_factory=dict)
 
 

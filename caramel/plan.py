@@ -100,8 +100,9 @@ TRANSFER_THREADS = 6
 
 Sums and copies of a transfer are ops like all others: where every thread computes, they wait until an op of the
 computation ends, and the network with them. Measured with two threads on a step with two ops at a time (VGG-like, 4
-hosts, as much time on the network as computing): 1.06 s, and 0.80 s with two threads more. Where steps are short,
-threads that take turns on the cores cost more than they save: 16 % of a step of 13 ms (4 processes on two cores).
+hosts, as much time on the network as computing): 1.06 s, and 0.80 s with two threads more; six are our choice, for
+plans with more transfers under way. Where steps are short, threads that take turns on the cores cost more than they
+save: 16 % of a step of 13 ms (4 processes on two cores).
 """
 
 _SHORT_S = 0.05

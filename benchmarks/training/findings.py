@@ -84,6 +84,8 @@ ACCELERATED = Targets(
 )
 """Of networks on emulated accelerators."""
 
+_LIKELY_PEERS = tuple(name for each in SWEPT.items() for name in each)
+
 Rows = Mapping[str, Row]
 T = TypeVar("T")
 
@@ -143,14 +145,20 @@ def findings(rows: Iterable[Row], expected: Iterable[Cell] = (), targets: Target
     ]
 
 
-def best_peer(rows: Rows) -> Row | None:
-    """The fastest one of the peers that users would take instead, with chosen settings or with its defaults.
+def best_peer(rows: Rows, names: Iterable[str] = _LIKELY_PEERS) -> Row | None:
+    """The fastest one of some peers.
 
     Args:
         rows: of a cell, by contender.
+        names: of the peers; those that users would take instead, with chosen settings or with their defaults.
     """
-    found = [rows[name] for each in SWEPT.items() for name in each if name in rows and rows[name].time_s is not None]
+    found = [rows[name] for name in names if name in rows and rows[name].time_s is not None]
     return min(found, key=lambda row: row.time_s or 0.0, default=None)
+
+
+def is_withdrawn(row: Row) -> bool:
+    """Whether a row is of the paper's policy, by a version in which that policy did something else."""
+    return row.contender == PAPERS_POLICY and row.program in PROGRAMS_WITHOUT_BUCKETS
 
 
 def against(row: Row, other: Row) -> Ratio:
@@ -243,8 +251,8 @@ def _gap_closed(core: Mapping[Cell, Rows], cells: Mapping[Cell, Rows], targets: 
     what = f"share of the best swept peer's distance to the limit that is closed, median of {targets.about}"
     target = f"at least {targets.share_of_gap:.0%}"
 
-    def gap(rows: Rows) -> tuple[float, float]:
-        peer = best_peer(rows)
+    def gap(rows: Rows, names: Iterable[str] = _LIKELY_PEERS) -> tuple[float, float]:
+        peer = best_peer(rows, names)
         if peer is None:
             raise _Missing("no swept peer has a time")
         peer_s, ours_s, limit_s = _get(rows, peer.contender), _get(rows, OURS), _get(rows, OURS, "limit_s")
@@ -252,12 +260,16 @@ def _gap_closed(core: Mapping[Cell, Rows], cells: Mapping[Cell, Rows], targets: 
 
     found, missing = _of_each(core, gap)
     everywhere, _ = _of_each(cells, gap)
-    shares, all_shares = (
-        [closed / whole for closed, whole in those.values() if whole > 0] for those in (found, everywhere)
+    beside_all, _ = _of_each(core, lambda rows: gap(rows, PEERS))
+    shares, all_shares, shares_beside_all = (
+        [closed / whole for closed, whole in those.values() if whole > 0] for those in (found, everywhere, beside_all)
     )
     notes = [f"{cell}: left out, the peer is at the limit" for cell, (_, whole) in found.items() if whole <= 0]
     if len(all_shares) > len(shares):
         notes.append(f"of all {_cells(len(all_shares))}: {statistics.median(all_shares):.1%}")
+    if shares_beside_all and any(name in rows for rows in core.values() for name in set(PEERS) - set(_LIKELY_PEERS)):
+        share = statistics.median(shares_beside_all)
+        notes.append(f"beside the best of all peers, TensorFlow's all-reduces and parameter servers too: {share:.1%}")
     if not shares:
         return _nothing(what, target, missing, notes)
     share = statistics.median(shares)
@@ -340,7 +352,7 @@ def _gain(cells: Mapping[Cell, Rows], name: str) -> Finding:
     shown = f"{mean:.3f}, above 1 in {gaining} of {_cells(len(found))}"
     below = [f"{cell}: {each.median:.3f}" for cell, each in found.items() if each.median <= 1]
     finding = _finding(what, mean, shown, target, mean > 1, missing, below)
-    old = [cell for cell in found if name == PAPERS_POLICY and cells[cell][name].program in PROGRAMS_WITHOUT_BUCKETS]
+    old = [cell for cell in found if is_withdrawn(cells[cell][name])]
     if not old:
         return finding
     note = (

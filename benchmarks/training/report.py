@@ -8,7 +8,17 @@ import numpy as np
 
 from benchmarks.output import markdown_table
 from benchmarks.statistics import Ratio, geometric_mean
-from benchmarks.training.findings import COMPUTED, INCOMPLETE, MISSED, Finding, Targets, against, best_peer, findings
+from benchmarks.training.findings import (
+    COMPUTED,
+    INCOMPLETE,
+    MISSED,
+    Finding,
+    Targets,
+    against,
+    best_peer,
+    findings,
+    is_withdrawn,
+)
 from benchmarks.training.names import (
     ABLATIONS,
     COMPUTATIONS,
@@ -272,7 +282,7 @@ def _ms(time_s: float | None) -> str:
 
 
 def ablation_costs(rows: Sequence[Row]) -> Mapping[Cell, Mapping[str, Ratio]]:
-    """Time without each optimisation over that of the complete library, where both are known.
+    """Time without each optimisation over that of the complete library, where both are known and not withdrawn.
 
     Args:
         rows: of all cells.
@@ -283,7 +293,7 @@ def ablation_costs(rows: Sequence[Row]) -> Mapping[Cell, Mapping[str, Ratio]]:
         if ours is None or ours.time_s is None:
             continue
         for name in ABLATIONS:
-            if name in those and those[name].time_s is not None:
+            if name in those and those[name].time_s is not None and not is_withdrawn(those[name]):
                 found.setdefault(cell, {})[name] = against(those[name], ours)
     return found
 
@@ -303,11 +313,13 @@ def ablation_table(rows: Sequence[Row]) -> str:
         [str(cell), *(_interval(each.get(name), those[cell].get(name)) for name in names)]
         for cell, each in costs.items()
     ]
-    means = [geometric_mean([each[name].median for each in costs.values() if name in each]) for name in names]
-    lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
+    medians = [[each[name].median for each in costs.values() if name in each] for name in names]
+    lines.append(["geometric mean", *(f"{geometric_mean(each):.3f}" for each in medians)])
     head = ("time / complete (95 % bounds)", *(ABLATIONS[name] for name in names))
     return markdown_table(head, lines)
 
 
 def _interval(ratio: Ratio | None, row: Row | None) -> str:
+    if row is not None and is_withdrawn(row):
+        return "withdrawn"
     return _time(row) if ratio is None else f"{ratio.median:.3f} ({ratio.bounds(3)})"

@@ -126,6 +126,7 @@ def _check_local(plan: Plan, local: LocalSteps, model: Model) -> None:
         elements = sum(v.size for v in variables)
         if (exchange.elements, exchange.size_bytes) != (elements, elements * variables[0].item_bytes):
             raise PlanError(f"{where} says {exchange.elements} elements, and its parameters have {elements}")
+        _check_wire(where, exchange.dtype, exchange.wire)
         try:
             options = CollectiveOptions(algorithm=exchange.algorithm, depth=exchange.depth, wire=exchange.wire)
             options.check_workers(plan.workers)
@@ -262,8 +263,21 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
             raise PlanError(f"{what} divides the table of {gradient.name!r} between the workers: {reason}")
     if transfer.window not in (FORWARD, BACKWARD):
         raise PlanError(f"{what} is in the window {transfer.window!r}: there are {FORWARD!r} and {BACKWARD!r}")
+    _check_wire(what, transfer.dtype, transfer.wire)
+    if plan.deterministic and transfer.wire is not None:
+        raise PlanError(f"{what} rounds values to {transfer.wire}, and the plan is deterministic")
     if transfer.algorithm not in SPARSE:
         _check_collective(what, transfer, plan)
+    elif (transfer.elements, transfer.size_bytes, transfer.depth) != (None, None, 1):
+        raise PlanError(
+            f"{what} is of the rows of a sparse gradient, whose number is not known before, and is not cut: it has no "
+            "elements, no bytes, and depth 1"
+        )
+
+
+def _check_wire(what: str, dtype: str, wire: str | None) -> None:
+    if wire is not None and (wire not in WIRE_DTYPES or dtype not in NARROWABLE_DTYPES):
+        raise PlanError(f"{what} sends {dtype} as {wire!r}, which is not possible")
 
 
 def _reason_against_owners(plan: Plan, model: Model, name: str) -> str:
@@ -291,12 +305,10 @@ def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
         )
     if is_native and (transfer.dtype not in NATIVE_DTYPES or transfer.wire is not None or transfer.depth > 1):
         raise PlanError(f"{what} is a native all-reduce, which takes {', '.join(NATIVE_DTYPES)}, uncut, as they are")
-    if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWABLE_DTYPES):
-        raise PlanError(f"{what} sends {transfer.dtype} as {transfer.wire!r}, which is not possible")
     elements = sum(piece.elements or 0 for piece in transfer.pieces)
     if transfer.elements != elements:
         raise PlanError(f"{what} says {transfer.elements} elements, its pieces have {elements}")
-    if plan.deterministic and (transfer.wire or not is_in_rank_order(transfer.algorithm, plan.workers)):
+    if plan.deterministic and not is_in_rank_order(transfer.algorithm, plan.workers):
         raise PlanError(
             f"{what} is a {transfer.algorithm} all-reduce, which does not add in rank order: the plan says so"
         )

@@ -11,6 +11,7 @@ import click
 
 from caramel.cli.options import print_json, reporting_errors, with_cluster, with_devices, with_json
 from caramel.cli.places import RAY, Place
+from caramel.util.figures import check_plot
 from caramel.util.units import parse_rate, parse_size
 from caramel.util.whole_files import check_writable
 
@@ -71,9 +72,9 @@ def netbench(
     """
     if out is None:
         raise click.UsageError("say where to write the model: --out FILE.json")
-    for file in (out, plot):
-        if file is not None:
-            check_writable(file)
+    check_writable(out)
+    if plot is not None:
+        check_plot(plot)
     from caramel.netmodel.file import save, to_json
     from caramel.netmodel.report import as_text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +26,7 @@ from caramel.errors import InputError
 from caramel.report.pictures import Pictures
 from caramel.util.arguments import MOST_WORKERS
 from caramel.util.progress import say
-from caramel.util.whole_files import check_writable
+from caramel.util.whole_files import check_writable, file_beside
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -108,7 +107,7 @@ def plan(
     that was measured with two or more numbers of workers predicts others, too, up to four times the largest.
     """
     if out is not None:
-        for file in [out, *(_beside(out, part) for part in _MEASURED if is_measured)]:
+        for file in [out, *(file_beside(out, part) for part in _MEASURED if is_measured)]:
             check_writable(file)
     if is_measured:
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host, sync_every=decisions["sync_every"])
@@ -246,14 +245,9 @@ def _save_measured(tried: TriedPlan, out: str) -> list[str]:
 
     files = []
     if tried.network is not None:
-        files.append(_beside(out, "network"))
+        files.append(file_beside(out, "network"))
         save(tried.network, files[-1])
     if tried.trace is not None:
-        files.append(_beside(out, "trace"))
+        files.append(file_beside(out, "trace"))
         save_trace(tried.trace, files[-1])
     return files
-
-
-def _beside(out: str, part: str) -> str:
-    """The file of what was measured for a plan."""
-    return str(Path(out).with_suffix(f".{part}.json"))

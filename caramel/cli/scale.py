@@ -12,6 +12,7 @@ from caramel.cli.options import print_json, reporting_errors, with_json
 from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 from caramel.errors import InputError
+from caramel.util.figures import check_plot
 from caramel.util.progress import progress_over
 from caramel.util.text_files import write_text
 from caramel.util.units import parse_rate
@@ -101,9 +102,10 @@ def scale(
     No graph is emitted, so this goes up to 10,000 workers. The program is traced on this machine, unless --trace has
     its times.
     """
-    for file in (csv_file, plot):
-        if file is not None:
-            check_writable(file)
+    if csv_file is not None:
+        check_writable(csv_file)
+    if plot is not None:
+        check_plot(plot)
     from caramel.scaling.lists import parse_counts
     from caramel.scaling.policies import policies_named, servers_named
     from caramel.scaling.question import Question
@@ -133,14 +135,14 @@ def scale(
         found = list(answers(loaded.context, traced, question, show))
     if csv_file is not None:
         write_text(csv_file, as_csv(found), "the table", InputError)
-    if plot is not None:
-        save_plot(found, plot)
     written = [file for file in (csv_file, plot) if file is not None]
     if as_json:
         print_json({"answers": [as_data(answer) for answer in found], "written": written})
-        return
-    click.echo(as_table(found, [program, *arguments], is_batch_given=batch is not None))
-    if written:
+    else:
+        click.echo(as_table(found, [program, *arguments], is_batch_given=batch is not None))
+    if plot is not None:
+        save_plot(found, plot)
+    if written and not as_json:
         click.echo(f"\nwritten: {', '.join(written)}")
 
 

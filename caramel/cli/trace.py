@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +18,7 @@ from caramel.cli.pictures import draw_computation, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 from caramel.scaling.lists import parse_counts
-from caramel.util.whole_files import check_writable
+from caramel.util.whole_files import check_writable, file_beside
 
 if TYPE_CHECKING:
     from caramel.facts import Trace
@@ -78,7 +77,7 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     counts = _counts(examples, timeline, options["workers"])
-    files = [out] if len(counts) < 2 else [str(Path(out).with_suffix(f".{count}.json")) for count in counts]
+    files = [out] if len(counts) < 2 else [file_beside(out, str(count)) for count in counts]
     for file in files:
         check_writable(file)
     if timeline is not None:

@@ -38,7 +38,7 @@ from caramel.util.whole_files import check_writable
 @with_devices
 @click.option("--trials", type=click.IntRange(min=1), default=20, show_default=True, help="Number of trials.")
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of each.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the search.")
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
 @with_json
 @reporting_errors

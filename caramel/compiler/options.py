@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,12 @@ from caramel.util.text_files import about_file
 
 SHARDED = ("all", "auto", "none")
 """Values of ``shard_updates`` and ``shard_embeddings``; true is the first, false the last."""
+
+_DECISIONS = ("serialization", "batching", "scheduling", "policy", "postponed", "trace")
+_COLLECTIVES = ("network", "algorithm", "depth", "deterministic", "wire")
+_SHARDINGS = ("shard_updates", "shard_embeddings")
+_EXCHANGE = ("outer_learning_rate", "outer_momentum")
+_PULLS = ("ordering", "pulls_in_flight")
 
 DEFAULT_OUTER_LEARNING_RATE = 0.7
 """Of the exchange after local steps (DiLoCo, section 3.1)."""
@@ -100,6 +106,7 @@ class CompileOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
                 raise InputError(f"{name} must be a list, got {shown(value)}")
+        object.__setattr__(self, "postponed", tuple(self.postponed or ()))
         if self.plan is not None and not isinstance(self.plan, (Plan, str, os.PathLike)):
             raise InputError(f"plan is a caramel.Plan, or the path of a file with one, got {shown(self.plan)}")
         collectives = self.collectives
@@ -107,21 +114,33 @@ class CompileOptions:
             collectives.check_workers(self.workers)
         self._refuse_ineffective()
 
-    def _refuse_beside_local_steps(self, decision_options: Mapping[str, Any]) -> None:
-        """Refuse options about gradients beside ``sync_every=``, as none is sent; without it, those of the exchange."""
-        if self.sync_every is None:
-            names = ("outer_learning_rate", "outer_momentum")
-            given = [f"{name}=" for name in names if getattr(self, name) is not None]
-            if given:
-                raise InputError(f"{listed(given)} is of the exchange after some steps: give sync_every=, too")
-            return
-        others = {
-            **decision_options,
-            "analyzers": self.analyzers is not None,
-            "shard_updates": self.shard_updates != "none",
-            "shard_embeddings": self.shard_embeddings not in (None, "none"),
-        }
-        refuse_options("sync_every", others, "every worker trains by itself, and sends no gradient")
+    def _given(self, *names: str) -> list[str]:
+        """Those of some options that ask for what is not done by default."""
+        return [name for name in names if not _is_default(name, getattr(self, name))]
+
+    def _refuse_ineffective(self) -> None:
+        if self.analyzers is not None:
+            _refuse("analyzers", self._given(*_DECISIONS), "put analyzers that do it into the list")
+        if self.sync_every is not None:
+            self._refuse_beside_local_steps()
+        elif given := self._given(*_EXCHANGE):
+            raise InputError(f"{_as_arguments(given)} is of the exchange after some steps: give sync_every=, too")
+        if self.servers is not None:
+            decisions = [name for name in _DECISIONS if name != "trace"]
+            others = self._given(*decisions, "analyzers", "algorithm", "depth", "wire", *_SHARDINGS)
+            _refuse("servers", others, "gradients are pushed to servers, and not all-reduced")
+        elif self.plan is None and (given := self._given(*_PULLS, "server_list")):
+            raise InputError(f"{_as_arguments(given)} is of parameter servers: give servers=, too")
+        if self.plan is not None:
+            weighting = ("uneven_batches", "statistics")
+            targets = ("sync_every", "servers", *_PULLS)
+            others = self._given(*_DECISIONS, "analyzers", *_COLLECTIVES, *_SHARDINGS, *weighting, *targets)
+            _refuse("plan", others, "all of it is decided by the plan")
+
+    def _refuse_beside_local_steps(self) -> None:
+        """Refuse options about gradients beside ``sync_every=``, as none is sent."""
+        others = self._given(*_DECISIONS, "analyzers", *_SHARDINGS)
+        _refuse("sync_every", others, "every worker trains by itself, and sends no gradient")
         if self.servers is not None:
             raise InputError("sync_every= goes without servers=: every worker has the parameters that it trains")
         if self.is_what_if:
@@ -131,30 +150,6 @@ class CompileOptions:
                 "sync_every= and deterministic=True exclude each other: workers that train by themselves do not "
                 "compute what one device does"
             )
-
-    def _refuse_beside_servers(self, decision_options: Mapping[str, Any]) -> None:
-        """Refuse what is about all-reduces where there are parameter servers, and the other way round."""
-        if self.servers is None:
-            of_servers = {**self._pull_options, "server_list": self.server_list is not None}
-            given = [f"{name}=" for name, is_given in of_servers.items() if is_given]
-            if given and self.plan is None:
-                raise InputError(f"{listed(given)} is of parameter servers: give servers=, too")
-            return
-        others = {
-            **{name: is_given for name, is_given in decision_options.items() if name != "trace"},
-            "analyzers": self.analyzers is not None,
-            "algorithm": self.algorithm is not None,
-            "depth": self.depth is not None,
-            "wire": self.wire is not None,
-            "shard_updates": self.shard_updates != "none",
-            "shard_embeddings": self.shard_embeddings not in (None, "none"),
-        }
-        refuse_options("servers", others, "gradients are pushed to servers, and not all-reduced")
-
-    @property
-    def _pull_options(self) -> Mapping[str, bool]:
-        """Whether the caller says how parameters are pulled, by option."""
-        return {"ordering": self.ordering is not None, "pulls_in_flight": self.pulls_in_flight is not None}
 
     @property
     def outer_step(self) -> tuple[float, float]:
@@ -196,35 +191,6 @@ class CompileOptions:
         complete = policy_named(self.policy).collectives
         return given if complete is None else complete(given)
 
-    def _refuse_ineffective(self) -> None:
-        switches = {name: not getattr(self, name) for name in ("serialization", "batching", "scheduling")}
-        decision_options = {
-            **switches,
-            "policy": self.policy != "optimal",
-            "postponed": self.postponed,
-            "trace": self.trace is not None,
-        }
-        if self.analyzers is not None:
-            refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
-        self._refuse_beside_local_steps(decision_options)
-        self._refuse_beside_servers(decision_options)
-        if self.plan is not None:
-            names = ("network", "algorithm", "depth", "deterministic", "wire")
-            collective_options = {name: getattr(self, name) for name in names}
-            sharding_options = {
-                "shard_updates": self.shard_updates != "none",
-                "shard_embeddings": self.shard_embeddings not in (None, "none"),
-            }
-            weighting_options = {
-                "uneven_batches": self.uneven_batches != "weight",
-                "statistics": self.statistics != "local",
-            }
-            local_options = {"sync_every": self.sync_every is not None}
-            server_options = {"servers": self.servers is not None, **self._pull_options}
-            other_options = {"analyzers": self.analyzers is not None, **collective_options, **sharding_options}
-            given = {**decision_options, **other_options, **weighting_options, **local_options, **server_options}
-            refuse_options("plan", given, "all of it is decided by the plan")
-
 
 def _number(given: Any, name: str) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
@@ -237,21 +203,33 @@ def _sharded(given: Any, name: str) -> str:
     return one_of(SHARDED[0 if given else -1] if isinstance(given, bool) else given, SHARDED, name)
 
 
-OPTION_NAMES = tuple(field.name for field in fields(CompileOptions) if field.name not in ("workers", "is_what_if"))
+def _is_default(name: str, value: Any) -> bool:
+    if name in _SHARDINGS:
+        return value in (None, SHARDED[-1])
+    default = _DEFAULTS[name]
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _as_arguments(names: Sequence[str]) -> str:
+    return listed([f"{name}=" for name in names])
+
+
+_DEFAULTS = {field.name: field.default for field in fields(CompileOptions)}
+
+OPTION_NAMES = tuple(name for name in _DEFAULTS if name not in ("workers", "is_what_if"))
 """Names of the options that callers give by name."""
 
 
-def refuse_options(option: str, others: Mapping[str, Any], reason: str) -> None:
+def _refuse(option: str, others: Sequence[str], reason: str) -> None:
     """Refuse options that would have no effect beside another option.
 
     Args:
         option: name of the option that is given.
-        others: whether another option was given, by name.
+        others: names of other options that were given.
         reason: reason why the others would have no effect, and advice.
 
     Raises:
         InputError: another option was given.
     """
-    ineffective = [f"{name}=" for name, value in others.items() if value]
-    if ineffective:
-        raise InputError(f"with {option}= leave out {listed(ineffective)}: {reason}")
+    if others:
+        raise InputError(f"with {option}= leave out {_as_arguments(others)}: {reason}")

@@ -14,8 +14,6 @@ from caramel.graph.nodes import constant
 _FILLING_OPS = frozenset({"AssignVariableOp", "LookupTableImportV2"})
 """Ops that give a copy of a variable or lookup table what is in the original."""
 
-_PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-
 _OWN_RESOURCES = {"seed_generator": "DummySeedGenerator", "cache": "DummyMemoryCache"}
 """Op that makes a resource of the dataset's own, by the name of the input that takes the resource."""
 
@@ -66,7 +64,7 @@ def refuse_foreign(serialised: Serialised) -> None:
     """
     handles, copies = resource_makers(serialised.graph), copied_resources(serialised.graph)
     for node, where in _everywhere(serialised.graph):
-        if node.op in _PYTHON_OPS:
+        if node.op in ops.PYTHON_OPS:
             raise UnsupportedError(
                 f"op {node.name!r} ({node.op}){where} of the dataset runs Python (from_generator, py_function or "
                 "numpy_function), which the workers' processes do not have. Write it with TensorFlow's ops, or feed "

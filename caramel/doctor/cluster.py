@@ -139,7 +139,7 @@ def _check_directories(members: Members, there: Sequence[int], path: str | None)
         if 0 not in there or any(finding.state is not State.OK for finding in here):
             continue
         first, at_first = members.addresses[0], f"{check} at {_named(0)}"
-        (findings,) = bounded([(at_first, shared_with_first, (at_first, place, first))], _LIMIT_S)
+        (findings,) = bounded([(at_first, _shared_with_first, (members, at_first, place, first))], _LIMIT_S)
         yield from findings
         others = [task for task in there if task != 0]
         if others and check == CHECKPOINTS:
@@ -147,10 +147,25 @@ def _check_directories(members: Members, there: Sequence[int], path: str | None)
             yield from guarded(at_others, _seen_by_others, at_others, place, members, others)
 
 
+def _shared_with_first(members: Members, check: str, place: str, address: str) -> Iterator[Finding]:
+    try:
+        yield from shared_with_first(check, place, address)
+    except tf.errors.OpError as error:
+        yield _unanswered(check, address, error, members.start_command(0))
+
+
 def _seen_by_others(check: str, place: str, members: Members, others: Sequence[int]) -> Iterator[Finding]:
+    def seen_by_task(task: int) -> bool | Finding:
+        try:
+            return seen_by(place, members.addresses[task])
+        except tf.errors.OpError as error:
+            return _unanswered(check, members.addresses[task], error, members.start_command(task))
+
     with ThreadPoolExecutor(len(others)) as pool:
-        seen = pool.map(partial(seen_by, place), [members.addresses[task] for task in others])
-        yield judged_others(check, place, dict(zip(others, seen)))
+        answers = dict(zip(others, pool.map(seen_by_task, others)))
+    yield from (answer for answer in answers.values() if isinstance(answer, Finding))
+    if seen := {task: answer for task, answer in answers.items() if isinstance(answer, bool)}:
+        yield judged_others(check, place, seen)
 
 
 def _check_ways(members: Members, there: Sequence[int]) -> Iterator[Finding]:

@@ -120,3 +120,9 @@ def remove_capture_attributes(node: NodeDef) -> None:
         node.attr.pop("shape")
     for name in _CAPTURE_ATTRIBUTES:
         node.attr.pop(name, None)
+
+
+def targets_at(node: NodeDef) -> list[tuple[int, str]]:
+    """The outputs of a node that are differentiated, each with the number of the call."""
+    marks = list(node.attr[TARGETS_ATTRIBUTE].list.i) if TARGETS_ATTRIBUTE in node.attr else []
+    return [(call, f"{node.name}:{index}") for call, index in zip(marks[::2], marks[1::2])]

@@ -70,6 +70,7 @@ class RawGradient:
         location: ``file:line`` of the call.
         indices: tensor name of the row numbers of the values, where the gradient is sparse; else None.
         differentiated_again: whether another differentiation goes through the gradient.
+        losses_inside: where a loop adds up the gradient, the tensors of its body that are differentiated.
     """
 
     variable: str
@@ -79,6 +80,7 @@ class RawGradient:
     location: str
     indices: str | None = None
     differentiated_again: bool = False
+    losses_inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ class RawProgram:
             be traced once more.
         single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
         row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
-            where the program was traced for a fixed one, by (function, node); "" for the graph itself.
+            where the program was traced for two of them, by (function, node); "" for the graph itself. None where it
+            is not known which constants do.
     """
 
     graph: Graph
@@ -168,7 +171,7 @@ class RawProgram:
     forward_sums: tuple[ForwardSum, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     single_examples: str = ""
-    row_constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    row_constants: Mapping[tuple[str, str], Any] | None = None
     seeds: tuple[tuple[str, int], ...] = ()
 
     @cached_property

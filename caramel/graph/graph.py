@@ -273,6 +273,11 @@ class Graph:
         order, stuck = topological_order(forward)
         yield from (self[name] for name in (*order, *stuck))  # stuck: on a cycle that is no loop; others refuse it
 
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        """The place of each node in `order`."""
+        return {name: place for place, name in enumerate(self.order)}
+
     def ancestors(
         self,
         roots: Iterable[str],

@@ -86,6 +86,9 @@ _HARMLESS_STATEFUL = frozenset(
 )
 """Ops that TensorFlow marks stateful only to keep them from being folded or dropped; a copy means the same."""
 
+PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+"""Ops that call Python of the process that made them."""
+
 _TOUCH_FILES_OR_PYTHON = frozenset(
     {
         *("PyFuncStateless", "ReadFile", "MatchingFiles", "GenerateVocabRemapping", "LoadAndRemapMatrix"),
@@ -190,6 +193,8 @@ def is_reference_op(node: NodeDef) -> bool:
 
 def is_replicable(node: NodeDef) -> bool:
     """Whether a copy of the op on each worker means what it meant on one device."""
+    if node.op in PYTHON_OPS:
+        return False
     if not is_stateful(node) or node.op in _HARMLESS_STATEFUL or node.op in READS:
         return True
     if is_seeded_random(node) or is_generator_op(node):

@@ -308,9 +308,10 @@ def verify_aggregated(emission: Emission) -> Emission:
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
+    visited: set[str] = set()
     for writer, variable in updates.items():
         if not model.variable_by_name[variable].kind.is_local:
-            _verify_update(emission, writer, variable, local_gradients)
+            _verify_update(emission, writer, variable, local_gradients, visited)
     return emission
 
 
@@ -355,10 +356,15 @@ def _verify_divided(emission: Emission) -> None:
 
 
 def _verify_update(
-    emission: Emission, writer: str, variable: str, local_gradients: Mapping[tuple[str, int], Gradient]
+    emission: Emission,
+    writer: str,
+    variable: str,
+    local_gradients: Mapping[tuple[str, int], Gradient],
+    visited: set[str],
 ) -> None:
+    """Nothing that an update needs is a worker's own gradient; what was visited for others is not visited again."""
     graph, roles = emission.graph, emission.roles
-    visited, stack = set(), [writer]
+    stack = [writer]
     while stack:
         name = stack.pop()
         if name in visited or roles[name].purpose is Purpose.COLLECTIVE:

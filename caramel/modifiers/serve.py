@@ -6,7 +6,7 @@ gradients of all workers, and the variables that are written by it, is on a serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -173,12 +173,18 @@ class _Serving:
 
     # -- on workers --------------------------------------------------------------------------
 
+    @cached_property
+    def _nodes_of_ranks(self) -> Mapping[int, Sequence[NodeDef]]:
+        """The nodes of each worker."""
+        found: dict[int, list[NodeDef]] = {rank: [] for rank in range(self._step.workers)}
+        for present in self._step.emission.graph:
+            found.setdefault(self._step.emission.roles[present.name].rank, []).append(present)
+        return found
+
     def _pull(self, rank: int) -> None:
         """Let a worker's nodes read what is on servers."""
         prefix = replica_name(rank, "")
-        for present in self._step.emission.graph:
-            if self._step.emission.roles[present.name].rank != rank:
-                continue
+        for present in self._nodes_of_ranks[rank]:
             original = present.name.removeprefix(prefix) if present.name.startswith(prefix) else ""
             if original in self._step.split.only_there:
                 continue

@@ -43,6 +43,7 @@ class Served:
         self.places = node_servers(self.model, self.servers.homes)
         self.added: list[tuple[NodeDef, Role]] = []
         self.changed: dict[str, NodeDef] = {}
+        self._apart_of: dict[tuple[str, bool], tuple[Sequence[str], Sequence[str]]] = {}
 
     @cached_property
     def devices(self) -> list[str]:
@@ -115,7 +116,7 @@ class Served:
             server: number of the server.
             name: name of the Model's node of which it is a copy.
         """
-        there, workers = self._apart(name, is_there=lambda source: source in self.places)
+        there, workers = self._apart(name, on_servers=True)
         texts = [f"^{each}" for source in there for each in self._all_there(server, name, source)]
         return [*texts, *(f"^{replica_name(rank, source)}" for source in workers for rank in range(self.workers))]
 
@@ -126,7 +127,7 @@ class Served:
             rank: rank of the worker.
             name: name of the Model's node.
         """
-        here, servers = self._apart(name, is_there=lambda source: source not in self.split.only_there)
+        here, servers = self._apart(name, on_servers=False)
         texts = [f"^{replica_name(rank, source)}" for source in here]
         return [*texts, *(f"^{each}" for source in servers for each in self._all_there(0, name, source))]
 
@@ -136,7 +137,14 @@ class Served:
             return [server_name(each, source) for each in self.places[source]]
         return [self.there(server, source)]
 
-    def _apart(self, name: str, is_there: Callable[[str], bool]) -> tuple[Sequence[str], Sequence[str]]:
+    def _apart(self, name: str, on_servers: bool) -> tuple[Sequence[str], Sequence[str]]:
+        key = name, on_servers
+        if key not in self._apart_of:
+            is_there = self.places.__contains__ if on_servers else lambda source: source not in self.split.only_there
+            self._apart_of[key] = self._found_apart(name, is_there)
+        return self._apart_of[key]
+
+    def _found_apart(self, name: str, is_there: Callable[[str], bool]) -> tuple[Sequence[str], Sequence[str]]:
         """What a node waits for: on its own side, and on the other one, by names of the Model's graph.
 
         A node on one side waits, in place of a node on the other side, for the nearest predecessors of that node on its
@@ -159,8 +167,8 @@ class Served:
 
     def _nearest(self, name: str, is_wanted: Callable[[str], bool]) -> list[str]:
         """The last nodes of some kind before another one, on any path."""
-        found = self.graph.ancestors([name], stop=is_wanted)
-        return [name for name in self.graph.order if name in found and is_wanted(name)]
+        found = filter(is_wanted, self.graph.ancestors([name], stop=is_wanted))
+        return sorted(found, key=self.graph.place.__getitem__)
 
     @cached_property
     def guards(self) -> Mapping[str, frozenset[Guard]]:

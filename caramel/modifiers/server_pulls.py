@@ -41,7 +41,7 @@ class Pulls:
         whose = self._step.read_variables.get(name)
         if whose is None:
             return format_input(self._step.there(0, name), index)
-        label = str(self._step.graph.order.index(name))
+        label = str(self._step.graph.place[name])
         servers = self._step.servers.home_by_variable[whose.plan_name].sources
         parts = [server_name(server, name) for server in servers]
         turn = self._turns.get(whose.plan_name)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE, all_reduce_named, schedule_maker
 from caramel.collectives.dtypes import ITEM_BYTES, NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
+from caramel.collectives.hierarchy import hierarchy_name, workers_on_host_of
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.model import LARGE_BYTES, NetworkModel, default_depth
@@ -30,13 +31,29 @@ ON_ONE_WORKER = ("star", "chain", NATIVE)
 """Names of all-reduces whose sums are not completed on all workers alike, or nobody knows where."""
 
 
-@lru_cache
+_FEW_WORKERS = 13
+"""More add in rank order by an algorithm if so many do."""
+
+_FEW_ON_HOST = 3
+"""The same for the workers of a host in a hierarchy."""
+
+
 def is_in_rank_order(algorithm: str, workers: int) -> bool:
     """Whether the symbolic sums of an algorithm are the rank-order left fold, at any size.
 
-    Answered for a tensor of some elements for each rank; what is emitted is checked again, at its own
-    size (`Schedules.proved`).
+    Answered for some workers and a tensor of some elements for each rank, as the schedule of thousands is long; what is
+    emitted is checked again, as it is (`Schedules.proved`).
     """
+    on_host = workers_on_host_of(algorithm)
+    if on_host is None:
+        return _is_fold(algorithm, min(workers, _FEW_WORKERS))
+    few = min(on_host, _FEW_ON_HOST)
+    others = min(max(workers - on_host, 0), few + 1)
+    return _is_fold(hierarchy_name(few), min(workers, few) + others)
+
+
+@lru_cache
+def _is_fold(algorithm: str, workers: int) -> bool:
     if algorithm == NATIVE:
         return False
     return check(schedule_maker(algorithm)(workers, 3 * workers + 1)).is_rank_order_fold

@@ -16,6 +16,7 @@ import numpy as np
 
 from caramel.collectives.algorithms import NATIVE, all_reduce_named
 from caramel.collectives.all_reduce import Factors
+from caramel.collectives.halving_doubling import core_size
 from caramel.collectives.hierarchy import workers_on_host_of
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
@@ -45,17 +46,19 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
     return Factors(0, 0, 0) if workers == 1 else row.factors(workers, depth)
 
 
-def link_load(algorithm: str, workers: int, workers_on_host: int) -> float:
+def link_load(algorithm: str, workers: int, workers_on_host: int, depth: int = 1) -> float:
     """The bytes on the busiest link of hosts that some workers share, over those where each has a host of its own.
 
     Ranks follow each other on hosts. In a ring and in a chain one worker of a host sends to another host; a star's root
-    gets the bytes of the other hosts' workers; in a hierarchy each byte leaves a host of as many workers once; in the
-    others all workers of a host send to all other hosts at once.
+    gets the bytes of the other hosts' workers, and the roots of its chunks are on one host as far as they fit; in a
+    hierarchy each byte leaves a host of as many workers once; in the others all workers of a host send to all other
+    hosts at once.
 
     Args:
         algorithm: name of an all-reduce.
         workers: number of workers N, at least 1.
         workers_on_host: number K of workers of each host.
+        depth: number of chunks.
 
     >>> [link_load(name, 8, 4) for name in ("ring", "star", "shuffle")]
     [1.0, 0.5714285714285714, 2.2857142857142856]
@@ -70,9 +73,9 @@ def link_load(algorithm: str, workers: int, workers_on_host: int) -> float:
     if of_hierarchy := workers_on_host_of(algorithm):
         return _link_load_of_hierarchy(of_hierarchy, workers, workers_on_host)
     if algorithm == "star":
-        return others
-    if algorithm == "halving_doubling" and workers & (workers - 1):
-        return float(workers_on_host)  # the workers beyond a power of two send all that they have besides
+        return others * min(depth, workers_on_host)
+    if algorithm == "halving_doubling" and core_size(workers)[0] != workers:
+        return float(workers_on_host)  # at most: the workers beyond the core send all that they have besides
     return workers_on_host * others
 
 
@@ -115,7 +118,7 @@ class Cost:
     def time_s(self, algorithm: str, workers: int, depth: int, size_bytes: float, workers_on_host: int = 1) -> float:
         """Predicted seconds of an all-reduce of ``size_bytes``, where so many workers share the link of a host."""
         f = factors(algorithm, workers, depth)
-        load = link_load(algorithm, workers, workers_on_host)
+        load = link_load(algorithm, workers, workers_on_host, depth)
         per_byte = self.beta_s_per_byte * load * f.volume + self.gamma_s_per_byte * f.added
         return self.alpha_s * f.messages + per_byte * size_bytes
 

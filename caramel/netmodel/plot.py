@@ -9,7 +9,7 @@ import numpy as np
 
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
-from caramel.util.whole_files import replacing
+from caramel.util.figures import save_figure
 
 
 def save_plot(network: NetworkModel, path: str | os.PathLike[str]) -> None:
@@ -31,12 +31,7 @@ def save_plot(network: NetworkModel, path: str | os.PathLike[str]) -> None:
     for panel, workers in zip(axes, network.workers):
         _draw(panel, network, workers)
     axes[0].set_ylabel("time of one all-reduce [ms]")
-    kind = os.path.splitext(path)[1].removeprefix(".") or "png"
-    try:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=120, format=kind)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the plot cannot be written to {path}: {error}") from error
+    save_figure(figure, path)
 
 
 def _draw(panel: Any, network: NetworkModel, workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -198,10 +199,16 @@ def stalls(name: str, link: Sequence[Bar], start_s: float, end_s: float) -> Iter
     [(1.0, 2.0, 0, 'a'), (2.0, 5.0, 1, 'b'), (5.0, 6.0, None, None)]
     """
     cuts = {time_s for bar in link for time_s in (bar.start_s, bar.end_s) if start_s < time_s < end_s}
+    coming = deque(sorted(enumerate(link), key=lambda pair: pair[1].start_s))
+    under_way: list[tuple[float, str, int]] = []  # when each ends, its name and its number
     pieces: list[tuple[float, float, Bar | None]] = []
     for first_s, last_s in pairwise(sorted({start_s, end_s, *cuts})):
-        under_way = [bar for bar in link if bar.start_s <= first_s and bar.end_s >= last_s]
-        cause = min(under_way, key=lambda bar: (bar.end_s, bar.name), default=None)
+        while coming and coming[0][1].start_s <= first_s:
+            number, bar = coming.popleft()
+            heapq.heappush(under_way, (bar.end_s, bar.name, number))
+        while under_way and under_way[0][0] <= first_s:
+            heapq.heappop(under_way)
+        cause = link[under_way[0][2]] if under_way else None
         if pieces and pieces[-1][2] == cause:
             first_s = pieces.pop()[0]
         pieces.append((first_s, last_s, cause))

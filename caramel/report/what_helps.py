@@ -12,6 +12,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
 from caramel.analyzers.registry import automatic_analyzers
 from caramel.analyzers.servers.ordered_step import ServedProblem
+from caramel.collectives.dtypes import ITEM_BYTES, NARROWABLE_DTYPES
 from caramel.errors import CaramelError, InputError
 from caramel.facts import Boundaries, Schedule, Trace
 from caramel.netmodel.choice import CollectiveOptions
@@ -54,9 +55,11 @@ def what_ifs(plan: Plan, facts: Mapping[type, Any]) -> tuple[WhatIf, ...]:
         return ()
     now_s, compute_s = plan.prediction.timeline.iteration_s, plan.prediction.timeline.compute_s
     steps_s: dict[str, float] = {}
-    if any(t.dtype == "float32" and t.wire is None for t in plan.transfers) and not plan.deterministic:
-        fewer_bytes_s = _simulated_s(plan, facts, _with_bytes(facts[Boundaries], 0.5))
-        steps_s["Half the bytes: gradients rounded to bfloat16 (--wire bfloat16)"] = fewer_bytes_s
+    is_rounded = any(t.wire is not None for t in plan.transfers)
+    if not (is_rounded or plan.deterministic or plan.sharded):  # where updates are sharded, nothing is rounded
+        rounded = _rounded(facts[Boundaries])
+        if rounded != facts[Boundaries]:
+            steps_s["Fewer bytes: gradients rounded to bfloat16 (--wire bfloat16)"] = _simulated_s(plan, facts, rounded)
     steps_s["Links twice as fast: each transfer takes half the time"] = _with_faster_links_s(plan, facts, 0.5)
     larger_s = _simulated_s(plan, facts, _with_examples(facts[Boundaries], 2.0)) / 2.0
     steps_s["Batches twice as large; the time is for as many examples as now"] = larger_s
@@ -98,11 +101,13 @@ def _with_all_reduces(problem: ServedProblem, trace: Trace) -> Mapping[str, floa
     return {}
 
 
-def _with_bytes(boundaries: Boundaries, factor: float) -> Boundaries:
-    """The same gradients with so many times as many bytes on the wire."""
-    return replace(
-        boundaries, gradients=tuple(replace(g, size_bytes=factor * g.size_bytes) for g in boundaries.gradients)
+def _rounded(boundaries: Boundaries) -> Boundaries:
+    """The same gradients, rounded to 2 bytes on the wire where that can be."""
+    gradients = (
+        replace(g, size_bytes=g.size_bytes * 2 / ITEM_BYTES[g.dtype]) if g.dtype in NARROWABLE_DTYPES else g
+        for g in boundaries.gradients
     )
+    return replace(boundaries, gradients=tuple(gradients))
 
 
 def _with_examples(boundaries: Boundaries, factor: float) -> Boundaries:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from caramel.runtime.checkpoint import (
     local_state_prefix,
     readable,
 )
-from caramel.runtime.held_directory import checked_directory, held_directory
+from caramel.runtime.held_directory import checked_directory
 from caramel.runtime.session import Session
 from caramel.util.whole_files import sync
 
@@ -70,17 +69,6 @@ class CheckpointDirectory:
     @property
     def _list(self) -> Path:
         return self.path / _LIST
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Make the directory and hold it for one run; what killed runs left half done is finished or removed.
-
-        Raises:
-            CheckpointError: it cannot be written, or another run holds it.
-        """
-        with held_directory(self.path):
-            self.tidy()
-            yield
 
     def tidy(self) -> None:
         """Finish or remove what killed runs left half done; for whoever holds the directory.

@@ -16,32 +16,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX
-from caramel.errors import CheckpointError, DataError, EndOfData, InputError, StepError
+from caramel.errors import DataError, EndOfData, InputError, StepError
 from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
+from caramel.runtime.data_position import SEED_LIMIT, DataPosition, PassState
 from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
 from caramel.signature import DataSignature, Signature
-from caramel.util.arguments import MOST_WORKERS, shown
 from caramel.util.user_warnings import warn_user
 
 RunEach = Callable[[Sequence[Run], int], list[list[np.ndarray] | StepError]]
 """A function like `Executor.run_each`, whose second argument is the number of steps in whose time runs must end."""
 
-_SEED_LIMIT = 2**62
-"""Bound of the random seeds of shuffles."""
-
 _PAST_END = 2**62
 """Position that stands for the end of a pass: larger than that of any element."""
 
-_MOST_PASSED_OVER = 2**40
-"""Bound of the passes and elements of a position: with a microsecond for each, two weeks."""
-
 _MAX_FAILURES = 1000
 """Number of elements that may fail in a pass that is only read to get at the next one, beyond those that were taken."""
-
-_ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
-"""State of a pass, in the saved position; see `DataSignature.position`."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +67,11 @@ class WorkerData:
         self._stride = self._workers if self._names.sharding == "batches" else 1
         self._shared = self._names.sharding != "own"
         self._run_each = run_each
-        self._seed = seed or 1 + secrets.randbelow(_SEED_LIMIT)
+        self._seed = seed or 1 + secrets.randbelow(SEED_LIMIT)
         self._built = False
         self._passes = 0
         self._taken = 0
-        self._state = _ENDED
+        self._state = PassState.ENDED
         self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
         self._is_lost = False  # whether the iterators are somewhere else than after the elements that count as taken
@@ -99,9 +90,9 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         if self._is_lost:
             self._find_back()  # shuffles may have drawn more than they are to have drawn
-        if self._draws_often and self._state != _ENDED and self._has_ended is None:
+        if self._draws_often and self._state != PassState.ENDED and self._has_ended is None:
             self._left[self._passes - 1] = self._taken
-        self._state, self._has_ended, self._ahead, self._next = _ENDED, None, {}, None
+        self._state, self._has_ended, self._ahead, self._next = PassState.ENDED, None, {}, None
 
     @property
     def _draws_often(self) -> bool:
@@ -147,7 +138,7 @@ class WorkerData:
         self._get_ready()
         if self._next is not None:
             return self._given(self._next)
-        counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
+        counts = self._take_after_error() if self._state == PassState.AFTER_ERROR else self._take_together()
         return self._checked(counts)
 
     def _given(self, ahead: _Ahead) -> tuple[int, ...]:
@@ -169,7 +160,7 @@ class WorkerData:
         Args:
             elements: how elements are taken where several steps are the run; None for a single step.
         """
-        is_going = self._state == _GOING and self._has_ended is None and not self._one_by_one
+        is_going = self._state == PassState.GOING and self._has_ended is None and not self._one_by_one
         if not self._names.ahead or not is_going or self._next is not None:
             return (), ()
         if elements is None:
@@ -203,7 +194,7 @@ class WorkerData:
             DataError: a pipeline failed.
         """
         self._get_ready()
-        if self._one_by_one or self._state == _AFTER_ERROR:
+        if self._one_by_one or self._state == PassState.AFTER_ERROR:
             return []
         if self._next is not None and (self._next.elements is None or self._next.used):
             return []
@@ -224,9 +215,9 @@ class WorkerData:
             if not shares:
                 self._is_lost = self._one_by_one = False
                 raise
-            self._has_ended, self._state = error, _GOING
+            self._has_ended, self._state = error, PassState.GOING
         except DataError:  # it is found once more when the steps before it have run
-            self._taken, self._state = taken, _GOING
+            self._taken, self._state = taken, PassState.GOING
             return shares
         self._is_lost = self._one_by_one = False
         return shares
@@ -246,20 +237,20 @@ class WorkerData:
         """
         if self._has_ended is not None:
             ended, self._has_ended = self._has_ended, None
-            self._state = _ENDED
+            self._state = PassState.ENDED
             raise ended
         if self._is_lost:
             self._find_back()
-        if self._state == _ENDED:
+        if self._state == PassState.ENDED:
             self._begin()
 
     def _find_back(self) -> None:
         """Begin the pass again, after elements were taken together in vain, behind what was taken before."""
         passes, taken = self._passes, self._taken
         try:
-            self._passed_over_to(passes, taken, _GOING)
+            self._passed_over_to(passes, taken, PassState.GOING)
         except BaseException:
-            self._is_lost, self._passes, self._taken, self._state = True, passes, taken, _GOING
+            self._is_lost, self._passes, self._taken, self._state = True, passes, taken, PassState.GOING
             raise
         self._one_by_one = True
 
@@ -293,7 +284,7 @@ class WorkerData:
         self._must_replay = False
         self._passes += 1
         self._taken = skip
-        self._state = _GOING
+        self._state = PassState.GOING
         self._ahead, self._next = {}, None
         self._is_lost = self._one_by_one = False
         self._skipped, self._restored_at = skip, 0
@@ -302,9 +293,9 @@ class WorkerData:
         """Bring the shuffles' seeds to the state in which the passes so far have left them."""
         passes = self._passes
         try:
-            self._passed_over_to(passes, 0, _ENDED)
+            self._passed_over_to(passes, 0, PassState.ENDED)
         except BaseException:
-            self._passes, self._state, self._must_replay = passes, _ENDED, True
+            self._passes, self._state, self._must_replay = passes, PassState.ENDED, True
             raise
 
     def _run(self, targets: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
@@ -326,7 +317,7 @@ class WorkerData:
             results = self._take(range(self._workers))
         except BaseException:  # interrupted, or a worker is silent: who took what is not known
             self._taken += self._stride
-            self._state = _AFTER_ERROR
+            self._state = PassState.AFTER_ERROR
             raise
         counts = []
         for rank, result in enumerate(results):  # what one worker has, and another has not, is left out for both
@@ -334,11 +325,11 @@ class WorkerData:
                 self._has_element[rank] = True
         for result in results:
             if isinstance(result, StepError):
-                raise self._missed(result, _GOING if self._stride == 1 else _AFTER_ERROR) from result
+                raise self._missed(result, PassState.GOING if self._stride == 1 else PassState.AFTER_ERROR) from result
             counts.append(result)
         return counts
 
-    def _missed(self, error: StepError, state: int) -> DataError:
+    def _missed(self, error: StepError, state: PassState) -> DataError:
         """Leave out the failed elements; the pass goes on after them.
 
         Every worker has tried the same element then; of N elements it is not known how far each has come.
@@ -365,7 +356,7 @@ class WorkerData:
                 break
             start = max(positions)  # one of them was interrupted when it had taken an element
         counts = [self._ahead[rank] for rank in range(self._workers)]
-        self._ahead, self._state = {}, _GOING
+        self._ahead, self._state = {}, PassState.GOING
         return counts
 
     def _search(self, rank: int, start: int) -> None:
@@ -380,7 +371,7 @@ class WorkerData:
                 self._ahead[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result
                 return
             if self._tried(rank) > start:
-                raise self._missed(result, _AFTER_ERROR) from result
+                raise self._missed(result, PassState.AFTER_ERROR) from result
 
     def _tried(self, rank: int) -> int:
         """How many elements of the pass a worker was asked for; the last one of them is what failed after an error."""
@@ -396,14 +387,14 @@ class WorkerData:
         positions = [_position(c) for c in counts]
         if self._shared and len(set(positions)) > 1:
             where = ", ".join(f"worker {r} " + _position_text(p) for r, p in enumerate(positions))
-            self._state = _ENDED
+            self._state = PassState.ENDED
             raise DataError(
                 f"the workers read different data: {where}. Their pipelines must give the same batches: do all see the "
                 "same files?"
             )
         in_pass = [p for p in positions if p < _PAST_END]
         if not in_pass:
-            self._state = _ENDED
+            self._state = PassState.ENDED
             if self._taken == 0:
                 raise DataError("the dataset is empty: a pass over it gives no element")
             raise EndOfData(f"pass {self._passes - 1} over the data has ended; the next step begins another")
@@ -422,7 +413,7 @@ class WorkerData:
         Between passes there is no position to keep, and no pass begins: `restore` counts the passes.
         """
         is_behind = self._is_lost or self._next is not None  # of what the iterators have given
-        has_state = self._state == _GOING and not is_behind and not self._skipped and self._names.resumes
+        has_state = self._state == PassState.GOING and not is_behind and not self._skipped and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -432,10 +423,9 @@ class WorkerData:
                     f"the pipeline's position cannot be saved as it is ({error}); restoring will pass over the batches "
                     "that were taken"
                 )
-        numbers = [self._seed, self._passes, self._taken, self._state, int(has_state), self._workers]
-        left = [number for each in sorted(self._left.items()) for number in each]
+        at = DataPosition(self._seed, self._passes, self._taken, self._state, has_state, self._workers, self._left)
         try:
-            yield {self._names.position: np.array([*numbers, *left], np.int64)}
+            yield {self._names.position: at.numbers()}
         finally:
             if has_state:
                 self._run(self._names.forget, {})
@@ -450,26 +440,25 @@ class WorkerData:
             CheckpointError: the checkpoint is damaged.
             DataError: a pipeline failed.
         """
-        self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
+        self._built, self._passes, self._taken, self._state = False, 0, 0, PassState.ENDED
         self._ahead, self._must_replay, self._is_lost, self._has_ended, self._next = {}, False, False, None, None
         self._left = {}
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])
-        numbers = saved[self._names.position_key]
-        _check_saved(numbers, prefix)
-        seed, passes, taken, state, has_state, workers, *left = numbers.tolist()
-        self._seed, self._left = seed, dict(zip(left[::2], left[1::2]))
+        at = DataPosition.of(saved[self._names.position_key], prefix)
+        passes, taken, state = at.passes, at.taken, at.state
+        self._seed, self._left = at.seed, dict(at.left)
         draws = not self._names.anew and self._names.draws != "never"
-        if state == _ENDED:
+        if state == PassState.ENDED:
             self._passes, self._taken, self._must_replay = passes, taken, passes > 0 and draws
             return
         same = bytes(saved[self._names.digest_key]) == self._names.digest.encode()
-        fits = has_state and self._names.resumes and same
+        fits = at.has_iterators and self._names.resumes and same
         if not self._shared:
             self._ensure_elements()
-            if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
-                fits, taken = False, taken * workers // self._workers
+            if at.workers != self._workers:  # other datasets: each worker passes over its share of what was seen
+                fits, taken = False, taken * at.workers // self._workers
         if not (fits and self._restored_iterators(prefix, passes, taken)):
             self._passed_over_to(passes, taken, state)
             return
@@ -496,7 +485,7 @@ class WorkerData:
         self._restored_at = taken
         return True
 
-    def _passed_over_to(self, passes: int, taken: int, state: int) -> None:
+    def _passed_over_to(self, passes: int, taken: int, state: PassState) -> None:
         """Begin as many passes, because seeds of shuffles go on from pass to pass; pass over the elements taken.
 
         TensorFlow leaves them out at once where none of them can fail: where one fails, it leaves out others instead.
@@ -505,14 +494,14 @@ class WorkerData:
         same = self._names.anew or self._names.draws == "never"
         for number in range(passes - 1 if same else 0, passes):
             self._passes = number
-            if number < passes - 1 or state == _ENDED:
+            if number < passes - 1 or state == PassState.ENDED:
                 self._begin(reads_ahead=not self._draws_often)
                 if self._draws_often:
                     self._read(self._left.get(number))
             else:
                 self._begin(taken if self._names.ahead else 0)
-        is_to_pass_over = state == _GOING and taken > 0 and not self._names.ahead
-        self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR if is_to_pass_over else state
+        is_to_pass_over = state == PassState.GOING and taken > 0 and not self._names.ahead
+        self._passes, self._taken, self._state = passes, taken, PassState.AFTER_ERROR if is_to_pass_over else state
 
     def _read(self, elements: int | None) -> None:
         """Read so many elements of a pass that has begun, or all of them, over those that fail.
@@ -542,29 +531,6 @@ class WorkerData:
 def _by_step(counts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
     """Counts of each worker for several steps, as those of all workers for each step."""
     return [list(of_step) for of_step in zip(*counts)]
-
-
-def _check_saved(numbers: np.ndarray, prefix: str) -> None:
-    """Refuse numbers that no `saved_position` has: to pass over as many batches as they say may take for ever."""
-    is_position = numbers.dtype == np.int64 and numbers.ndim == 1 and len(numbers) >= 6 and len(numbers) % 2 == 0
-    if is_position:
-        seed, passes, taken, state, has_state, workers, *left = numbers.tolist()
-        is_position = (
-            0 < seed <= _SEED_LIMIT
-            and 0 <= passes <= _MOST_PASSED_OVER
-            and 0 <= taken <= _MOST_PASSED_OVER
-            and state in (_ENDED, _GOING, _AFTER_ERROR)
-            and has_state in (0, 1)
-            and 1 <= workers <= MOST_WORKERS
-            and (passes > 0 or (taken == 0 and state == _ENDED))
-            and all(0 <= number < passes for number in left[::2])
-            and all(0 <= count <= _MOST_PASSED_OVER for count in left[1::2])
-        )
-    if not is_position:
-        raise CheckpointError(
-            f"checkpoint {prefix!r} is damaged: its position in the data is {shown(numbers.tolist())}, which is none. "
-            "Restore another checkpoint"
-        )
 
 
 def _position(counts: np.ndarray) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from caramel.errors import InputError
+from caramel.util.arguments import shown
 
 _DOTS = "..."
 _MOST = 10_000
 """Longest list: more numbers are a slip of the pen (our choice)."""
+MOST_DIGITS = 12
+"""Of a number that people mean."""
 
 
 def parse_counts(text: str) -> list[int]:
@@ -39,8 +42,10 @@ def parse_counts(text: str) -> list[int]:
 
 
 def _number(part: str, text: str) -> int:
-    if not part.isdecimal():
-        raise InputError(f"cannot read {part!r} in {text!r}: write numbers with commas, as in 2,4,8 or 2,4,...,64")
+    if not part.isdecimal() or len(part) > MOST_DIGITS:
+        raise InputError(
+            f"cannot read {shown(part)} in {shown(text)}: write numbers with commas, as in 2,4,8 or 2,4,...,64"
+        )
     return int(part)
 
 
@@ -54,4 +59,6 @@ def _between(first: int, second: int, last: int, text: str) -> list[int]:
                 found.append(value)
             if found[1] == second and value == last:
                 return found[2:-1]
+            if len(found) > _MOST:
+                raise InputError(f"the numbers in {text!r} must ascend, and be at most {_MOST:,}")
     raise InputError(f"{first}, {second}, ... does not come to {last} in {text!r}")

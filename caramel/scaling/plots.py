@@ -9,7 +9,7 @@ from typing import Any
 from caramel.errors import InputError
 from caramel.scaling.answers import Answer
 from caramel.scaling.tables import winners
-from caramel.util.whole_files import replacing
+from caramel.util.figures import save_figure
 
 _SAME = 0.01
 """Fraction of a step by which the answers of two policies may differ to share a line."""
@@ -41,12 +41,7 @@ def save_plot(answers: Sequence[Answer], path: str | os.PathLike[str]) -> None:
     _draw_steps(steps, [answer for answer in known if answer.workers == most], links, lines, colors)
     _draw_best(best, known, links, policies, colors)
     figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    kind = os.path.splitext(path)[1].removeprefix(".") or "png"
-    try:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=120, format=kind)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the plot cannot be written to {path}: {error}") from error
+    save_figure(figure, path)
 
 
 def _lines(answers: Sequence[Answer], policies: Sequence[str]) -> list[list[str]]:

@@ -26,7 +26,8 @@ from caramel.facts import Dependencies, Trace
 from caramel.model import Model
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
-from caramel.util.arguments import one_of, whole_number
+from caramel.scaling.lists import MOST_DIGITS
+from caramel.util.arguments import one_of, shown, whole_number
 from caramel.util.intervals import covered_s
 from caramel.util.units import format_size
 
@@ -219,8 +220,10 @@ def servers_named(text: str, orderings: str = "best") -> list[OnServers]:
     """
     counts: list[int | None] = []
     for part in map(str.strip, text.split(",")):
-        if part != OF_EACH and not part.isdecimal():
-            raise InputError(f"cannot read {part!r} in {text!r}: write numbers of servers with commas, or {OF_EACH}")
+        if part != OF_EACH and (not part.isdecimal() or len(part) > MOST_DIGITS):
+            raise InputError(
+                f"cannot read {shown(part)} in {shown(text)}: write numbers of servers with commas, or {OF_EACH}"
+            )
         counts.append(None if part == OF_EACH else int(part))
     found = [OnServers(count, rule.strip()) for count in counts for rule in orderings.split(",")]
     if len({*found}) < len(found):

@@ -57,14 +57,14 @@ class Stragglers:
         Stragglers(cv=0.0, rank=3, factor=1.5)
         """
         kind, _, number = text.partition(":")
+        is_spread = kind.strip() == "lognormal"
         try:
-            if kind.strip() == "lognormal":
-                return cls(cv=float(number))
-            return cls(rank=int(kind), factor=float(number))
+            rank, value = None if is_spread else int(kind), float(number)
         except ValueError as error:
             raise InputError(
                 f"cannot read the straggler {text!r}: write lognormal:CV, as lognormal:0.1, or RANK:FACTOR, as 3:1.5"
             ) from error
+        return cls(cv=value) if is_spread else cls(rank=rank, factor=value)
 
     def slowest(self, workers: int) -> float:
         """The mean time of the slowest worker's computation, over the mean time of one.

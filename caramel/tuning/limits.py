@@ -19,6 +19,7 @@ from caramel.analyzers.policies.transfers import adaptive_depth
 from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.dependencies import dependencies
 from caramel.analyzers.step.op_times import given_trace
+from caramel.collectives.algorithms import NATIVE
 from caramel.facts import Trace
 from caramel.util.units import format_size
 
@@ -101,18 +102,21 @@ class Limits:
         ]
 
 
-def limits_for(total_bytes: int, depth: int | None = None) -> Sequence[Limits]:
+def limits_for(total_bytes: int, depth: int | None = None, algorithm: str | None = None) -> Sequence[Limits]:
     """All limits to choose from.
 
     Args:
         total_bytes: bytes of all gradients.
         depth: number of chunks of each transfer, if that is given.
+        algorithm: name of the all-reduce of each transfer, if that is given: TensorFlow's own is not cut.
     """
     largest = max(total_bytes, _SMALLEST_BYTES)
     steps = max(0, math.ceil(math.log(largest / _SMALLEST_BYTES, 4)))
     sizes = [_SMALLEST_BYTES * 4**n for n in range(steps + 1)]
     powers = [2**n for n in range(int(math.log2(_MOST_IN_FLIGHT)) + 1)]
-    depths = [None, *(2**n for n in range(int(math.log2(_MOST_DEPTH)) + 1))] if depth is None else [depth]
+    depths: Sequence[int | None] = [depth]
+    if depth is None and algorithm != NATIVE:
+        depths = [None, *(2**n for n in range(int(math.log2(_MOST_DEPTH)) + 1))]
     return [
         Limits(bucket, partition, in_flight, chunks)
         for bucket, partition, in_flight, chunks in product(sizes, [None, *sizes], powers, depths)

@@ -28,6 +28,9 @@ from caramel.util.units import format_ms
 MOST_TRIALS, STEPS = 20, 10
 """Number of trials, and of steps of each (ByteScheduler, section 5)."""
 
+_LARGEST_SEED = 2**32 - 1
+"""That of NumPy's generators, by which the search draws."""
+
 _ROUNDS = 5
 """Number of rounds in which the best trial runs against the planner's plan, in turn."""
 
@@ -144,7 +147,7 @@ def tune(
             many; None for data on the workers.
         trials: number of trials after the first, at least 1.
         steps: number of timed steps of each, at least 1.
-        seed: seed of the search; the same seed and times give the same trials.
+        seed: seed of the search, from 0 to 2**32 - 1; the same seed and times give the same trials.
         device_list: see `caramel.ARModel`.
         on_trial: is called with each trial.
         options: further options of `caramel.ARModel`, such as ``deterministic``, ``wire``, ``algorithm`` or
@@ -186,6 +189,7 @@ def tune(
         raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
     whole_number(trials, "trials")
     whole_number(steps, "steps")
+    whole_number(seed, "seed", 0, _LARGEST_SEED)
     _refuse_decisions(options)
     if trace is None or network is None:
         raise InputError("the planner's plan, which is tried first, needs measured times: give trace= and network=")
@@ -198,7 +202,8 @@ def tune(
     if planned.plan.servers is not None:
         all_limits = all_pull_limits()
     else:
-        all_limits = limits_for(sum(g.size_bytes for g in planned.model.gradients), options.get("depth"))
+        total_bytes = sum(g.size_bytes for g in planned.model.gradients)
+        all_limits = limits_for(total_bytes, options.get("depth"), options.get("algorithm"))
         is_divided = any(transfer.algorithm == OWNERS for transfer in planned.plan.transfers)
         common["shard_embeddings"] = "all" if is_divided else "none"  # as limits have nothing to do with it
 

@@ -61,6 +61,25 @@ def file_to_replace(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def file_beside(file: str, part: str) -> str:
+    """The path of a JSON file that belongs to another one: ``a.part.json`` for ``a.json``, and for ``a``.
+
+    Args:
+        file: path of the other one.
+        part: what it is.
+
+    Raises:
+        InputError: that path has no name.
+    """
+    return f"{_named(file).removesuffix('.json')}.{part}.json"
+
+
+def _named(file: str) -> str:
+    if not os.path.basename(file):
+        raise InputError(f"{file!r} cannot be written: it is no name of a file")
+    return file
+
+
 def check_writable(file: str) -> None:
     """Refuse a file that cannot be written, before anything is done for it.
 
@@ -68,8 +87,10 @@ def check_writable(file: str) -> None:
         file: path of a file.
 
     Raises:
-        InputError: there is no such directory, or it is not writable; or there is something other than a regular file.
+        InputError: it has no name; there is no such directory, or it is not writable; or there is something other than
+            a regular file.
     """
+    _named(file)
     try:
         target = file_to_replace(file)
     except OSError as error:

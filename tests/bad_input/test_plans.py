@@ -163,6 +163,9 @@ def test_edited_plans_that_break_an_invariant(context, plan):
         "has depth 0": with_transfer(plan, "w", depth=0),
         "uncut, as they are": with_transfer(plan, "w", algorithm="native", depth=2),
         "sends float64 as 'float64'": with_transfer(plan, "d", wire="float64"),
+        "sends float32 as 'int8'": with_transfer(plan, "table", wire="int8"),
+        "no elements, no bytes, and depth 1": with_transfer(plan, "table", depth=2),
+        "a sparse gradient, whose number is not known": with_transfer(plan, "table", elements=5, size_bytes=0),
         "says 3 elements, its pieces have 15": with_transfer(plan, "w", elements=3),
         "says 59 bytes, its pieces have 60": with_transfer(plan, "w", size_bytes=59),
         "combines gradients by 'sum', the program by 'mean'": replace(plan, reduction="sum"),
@@ -206,6 +209,8 @@ def test_deterministic_plans_keep_the_rank_order(context):
     made = caramel.ARModel(context, 4, deterministic=True, batching=False).plan
     with pytest.raises(PlanError, match="a ring all-reduce, which does not add in rank order"):
         caramel.ARModel(context, 4, plan=with_transfer(made, "w", algorithm="ring"))
+    with pytest.raises(PlanError, match="rounds values to bfloat16, and the plan is deterministic"):
+        caramel.ARModel(context, 4, plan=with_transfer(made, "table", wire="bfloat16"))
 
 
 def test_a_cycle_of_edges_is_found(context, plan):

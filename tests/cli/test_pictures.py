@@ -71,7 +71,7 @@ def test_trace_plan_and_run(call, program, tmp_path):
     printed = call("plan", program, "--workers", 2, "--trace", trace, "--network", network, "--out", plan, *pictures)
     assert f"written: {plan}, {out}, {tmp_path / 'plan.html'}" in printed
     text = (tmp_path / "plan.html").read_text()
-    assert "predicted step" in text and "Half the bytes" in text and "measured step" not in text
+    assert "predicted step" in text and "Fewer bytes" in text and "measured step" not in text
     predicted = {"computation, predicted", "link, predicted"}
     assert lanes(out)[0] == {"worker 0": predicted, "worker 1": predicted}
     assert json.loads(out.read_text())["otherData"]["predicted step [ms]"] > 0

@@ -8,7 +8,7 @@ from variants import mostly_in_soak
 
 from caramel.cli.main import main
 from caramel.runtime import variable_state
-from caramel.runtime.checkpoint_directory import CheckpointDirectory
+from caramel.runtime.held_directory import held_directory
 from caramel.runtime.session import Session
 
 PROGRAM = """
@@ -221,7 +221,7 @@ def test_an_address(refuses, tmp_path, monkeypatch):
 
 
 def test_a_directory_of_a_run_that_goes_on(refuses, tmp_path):
-    with CheckpointDirectory(tmp_path / "saved").held():
+    with held_directory(tmp_path / "saved"):
         refuses(tmp_path / "saved", "another run", str(tmp_path / "saved"))
 
 

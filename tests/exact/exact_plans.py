@@ -31,7 +31,7 @@ def random_plan(context, workers, seed, sharded=0.0, **options):
     for template in plan.transfers:
         (piece,) = template.pieces
         gradient = by_name[piece.gradient]
-        is_free = not found.postponable[gradient.name] and workers > 1
+        is_free = not found.kept_reasons[gradient.name] and workers > 1
         if gradient.name in updates:
             is_free = is_free and not writers_before_gradient(model, updates[gradient.name])
         is_whole = gradient.is_sparse or gradient.name in updates

@@ -1,10 +1,13 @@
 """Options of the collectives, and the choice for one transfer."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE, schedule_maker
+from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.choice import CollectiveOptions, choose_collective, is_in_rank_order
 from caramel.netmodel.line import Curve, Sample
@@ -67,6 +70,16 @@ def test_good_options(algorithm):
         CollectiveOptions(algorithm=algorithm, wire="float16")
 
 
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchy_2", "hierarchy_3", "hierarchy_5"])
+def test_whether_many_workers_add_in_rank_order_follows_from_few(algorithm):
+    for workers in range(1, 20):
+        proof = check(schedule_maker(algorithm)(workers, 3 * workers + 1))
+        assert is_in_rank_order(algorithm, workers) == proof.is_rank_order_fold, workers
+    began_s = time.perf_counter()
+    is_in_rank_order(algorithm, 10_000)
+    assert time.perf_counter() - began_s < 5
+
+
 @pytest.mark.parametrize("workers", [4, 5, 8, 13])
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_deterministic_algorithms(algorithm, workers):
@@ -75,9 +88,9 @@ def test_deterministic_algorithms(algorithm, workers):
     if algorithm in IN_ORDER:
         options.check_workers(workers)
         return
-    for check in (options.check_workers, lambda n: choose_collective(options, n, "float32", 1000)):
+    for refuse in (options.check_workers, lambda n: choose_collective(options, n, "float32", 1000)):
         with pytest.raises(InputError, match="shuffle, star(,| and| or) chain"):
-            check(workers)
+            refuse(workers)
 
 
 def test_a_network_of_other_workers():

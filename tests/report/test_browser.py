@@ -17,7 +17,7 @@ from caramel.report.run_record import RunRecord
 from caramel.report.what_helps import what_ifs
 from caramel.runtime.step_result import StepResult
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install caramel-tf[browser]")
+playwright_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: the extra browser")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((found for found in map(shutil.which, NAMES) if found), None)

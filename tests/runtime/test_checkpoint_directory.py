@@ -1,5 +1,6 @@
 """Checkpoints on a disk that others damage, in directories that others write to, by processes that are killed."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,7 @@ import caramel
 from caramel.runtime import checkpoint
 from caramel.runtime.checkpoint import fed_path
 from caramel.runtime.checkpoint_directory import CheckpointDirectory, Found
+from caramel.runtime.held_directory import held_directory
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
 
@@ -60,6 +62,14 @@ def filled(running, session, tmp_path):
     _, place, values = running
     shutil.copytree(place, tmp_path / "saved")
     return CheckpointDirectory(tmp_path / "saved"), values
+
+
+@contextlib.contextmanager
+def held(directory):
+    """Hold a directory as a run does that goes on in it."""
+    with held_directory(directory.path):
+        directory.tidy()
+        yield
 
 
 def names(directory):
@@ -111,7 +121,7 @@ DAMAGES = {
 def test_without_a_list_the_newest_is_found_among_the_files(filled, session, damage):
     directory, values = filled
     DAMAGES[damage](directory.path / "checkpoint")
-    with directory.held():
+    with held(directory):
         found = directory.restore_latest(session)
         assert found.prefix == str(directory.path / "checkpoint-3")
         assert str(directory.path / "checkpoint") in found.note and "checkpoint-3" in found.note
@@ -233,7 +243,7 @@ def test_another_program_is_not_damage(filled, session):
 
 def hold(path, has_it):
     """Hold a directory, say so, and stay."""
-    with CheckpointDirectory(path).held():
+    with held(CheckpointDirectory(path)):
         has_it.set()
         time.sleep(600)
 
@@ -264,17 +274,17 @@ def test_a_second_run_is_refused_until_the_first_is_dead(filled, holder, refused
     directory, _ = filled
     before = names(directory)
     first = holder(directory.path)
-    with refused_checkpoint(str(directory.path), f"process {first.pid} on ", "another directory"), directory.held():
+    with refused_checkpoint(str(directory.path), f"process {first.pid} on ", "another directory"), held(directory):
         pass
     first.kill()
     first.join()
-    with directory.held():
+    with held(directory):
         assert directory.latest() is not None
     assert names(directory) == before
 
 
 def test_a_run_that_saves_nothing_leaves_nothing(tmp_path):
-    with CheckpointDirectory(tmp_path / "new" / "saved").held():
+    with held(CheckpointDirectory(tmp_path / "new" / "saved")):
         assert (tmp_path / "new" / "saved").is_dir()
     assert not (tmp_path / "new" / "saved").exists()
 
@@ -282,10 +292,10 @@ def test_a_run_that_saves_nothing_leaves_nothing(tmp_path):
 def test_a_place_that_cannot_be_written(tmp_path, refused_checkpoint):
     (tmp_path / "file").write_text("precious")
     for path in (tmp_path / "file", tmp_path / "file" / "saved"):
-        with refused_checkpoint(f"'{path}'"), CheckpointDirectory(path).held():
+        with refused_checkpoint(f"'{path}'"), held(CheckpointDirectory(path)):
             pass
     (tmp_path / "saved" / "checkpoint").mkdir(parents=True)
-    with refused_checkpoint("is a directory"), CheckpointDirectory(tmp_path / "saved").held():
+    with refused_checkpoint("is a directory"), held(CheckpointDirectory(tmp_path / "saved")):
         pass
     assert os.listdir(tmp_path / "saved") == ["checkpoint"]
 
@@ -355,7 +365,7 @@ def test_leftovers_of_a_killed_run_are_cleaned_up(filled, session, kill, monkeyp
     with pytest.raises(Killed):
         directory.save(session)
     monkeypatch.undo()
-    with directory.held():
+    with held(directory):
         left = names(directory) - own - {".caramel-lock", "checkpoint"} - files_of(1, 2, 3)
         assert left - {"checkpoint.writing"} == files_of(4)
         directory.save(session)

@@ -312,6 +312,14 @@ class Network:
     def _channel_s_of(self, candidate: Candidate) -> float:
         return candidate.channel_s if self.overlaps else candidate.time_s
 
+    @property
+    def has_threshold(self) -> bool:
+        """Whether the threshold follows from what was measured: it is that of transfers in one piece."""
+        try:
+            return self.threshold_bytes >= 0
+        except InputError:
+            return False
+
     @cached_property
     def threshold_bytes(self) -> float:
         """The largest size at which joining two transfers of one all-reduce saves 20 % of their time, in bytes.

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caramel.analyzers.optimal.windows import ROUNDING_TOLERANCE, Window, least_late_fewest_buckets
+from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Scheduled
 from caramel.netmodel.line import Line
 from caramel.util.units import format_ms
 
-ALIGNMENT_ELEMENTS = 64
-"""Number of elements at whose multiples larger gradients are cut, so that both pieces begin on a cache line."""
-
 _UNALIGNED_CUT_ELEMENTS = 4096
-"""Number of elements up to which a gradient is cut anywhere."""
+"""Number of elements up to which a gradient is cut anywhere; larger ones at multiples of `ALIGNMENT_ELEMENTS`."""
 
 _WHOLE_NUMBER_TOLERANCE = 1e-6
 """Distance from a whole number below which a number of steps counts as whole."""

@@ -156,5 +156,6 @@ def _candidates(boundaries: Boundaries, network: Network) -> Iterator[tuple[str,
         ("each gradient alone", single().run(boundaries)),
     ):
         yield name, backward_only().run(boundaries, buckets)
-    buckets = paper_batching().run(boundaries, network)
-    yield "the paper's rules", paper_packing().run(boundaries, buckets, network)
+    if network.has_threshold:
+        buckets = paper_batching().run(boundaries, network)
+        yield "the paper's rules", paper_packing().run(boundaries, buckets, network)

@@ -1,7 +1,6 @@
 """ByteScheduler's queue: what is ready leaves by priority, while the bytes under way are within a credit.
 
-This knows links and bytes only. An all-reduce takes one queue. With parameter servers pushes take one and pulls
-another: the parts of a pull are ready when those of its push have arrived.
+This knows links and bytes only.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from caramel.util.intervals import TIME_TOLERANCE
 
 
 class Task(NamedTuple):
-    """What is to be sent: a tensor, or a part of one.
+    """What is to be sent.
 
     Attributes:
-        name: name of the tensor.
+        name: its name.
         priority: rank of the task; of what is ready the least is sent first, of equals the one that is given first.
         ready_s: time from which on it can be sent, in seconds.
         size_bytes: bytes on the link.
-        part: number of the part of the tensor, from 0.
         can_wait: whether it is better left out than sent too late; see `send_by_credit`.
     """
 
@@ -34,7 +32,6 @@ class Task(NamedTuple):
     priority: tuple[float, ...]
     ready_s: float
     size_bytes: float
-    part: int = 0
     can_wait: bool = False
 
 
@@ -72,35 +69,6 @@ class Link:
     channel_s: Callable[[float], float]
     lag_s: Callable[[float], float] = lambda size_bytes: 0.0
     free_s: float = 0.0
-
-
-def partitioned(tasks: Sequence[Task], partition_bytes: float) -> list[Task]:
-    """The tasks in parts of a size, and of each a last one of what is left.
-
-    Args:
-        tasks: whole tensors.
-        partition_bytes: bytes of a part; infinity to cut nothing.
-
-    Raises:
-        InputError: the partition size is not positive.
-
-    Source:
-        ByteScheduler, section 4.2, algorithm 1, lines 1 to 4.
-
-    >>> [(each.part, each.size_bytes) for each in partitioned([Task("w", (0,), 0.0, 10.0)], 4)]
-    [(0, 4.0), (1, 4.0), (2, 2.0)]
-    """
-    most = byte_count(partition_bytes, "partition_bytes")
-    return [part for task in tasks for part in _parts(task, most)]
-
-
-def _parts(task: Task, most: float) -> list[Task]:
-    parts: list[Task] = []
-    left = task.size_bytes
-    while left > most:
-        parts.append(task._replace(size_bytes=most, part=len(parts)))
-        left -= most
-    return [*parts, task._replace(size_bytes=left, part=len(parts))]
 
 
 def check_credit(partition_bytes: float, credit_bytes: float) -> None:

@@ -122,8 +122,8 @@ def as_they_are(postponed: Sequence[str] = ()) -> Analyzer:
         if unknown := [name for name in postponed if name not in by_name]:
             raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
         for name in postponed:
-            if dependencies.postponable[name]:
-                raise InputError(dependencies.postponable[name])
+            if dependencies.kept_reasons[name]:
+                raise InputError(dependencies.kept_reasons[name])
         postponed_names = set(postponed)
         scheduled: dict[str, list[Scheduled]] = {FORWARD: [], BACKWARD: []}
         for bucket, reason in zip(buckets.buckets, buckets.reasons):

@@ -100,7 +100,7 @@ def find_boundaries(
                 read_s=min(reads, default=compute_s),
                 update_s=scale * update_s / parts,
                 level=found.levels[name],
-                kept_reason=found.postponable[name] or _kept_by_sharding(model, name, sharded),
+                kept_reason=found.kept_reasons[name] or _kept_by_sharding(model, name, sharded),
                 divisible=not gradient.is_sparse and not blocks and name not in sharded,
                 condition=found.conditions.get(name, ""),
             )

@@ -46,7 +46,7 @@ def find_dependencies(model: Model) -> Dependencies:
         reads={name: _users(postponements, closure) for name, (closure, _) in closures.items()},
         updates=_updates(postponements),
         levels=_levels(model, postponements, masks),
-        postponable={name: reason for name, (_, reason) in closures.items()},
+        kept_reasons={name: reason for name, (_, reason) in closures.items()},
         conditions=conditions_of(model),
     )
 
@@ -142,13 +142,8 @@ def _levels(model: Model, postponements: Postponements, masks: Mapping[str, int]
             if later >> number & 1 and name != gradient.name:
                 before[name].add(gradient.name)
     levels: dict[str, int] = {}
-
-    def level(name: str, path: frozenset[str]) -> int:
-        if name not in levels:
-            earlier = [level(other, path | {name}) for other in sorted(before[name]) if other not in path]
-            levels[name] = 1 + max(earlier, default=-1)
-        return levels[name]
-
-    for name in names:
-        level(name, frozenset())
+    for name in sorted(
+        names, key=lambda name: len(before[name])
+    ):  # what is before one of these is before this one, too
+        levels[name] = 1 + max((levels[other] for other in before[name]), default=-1)
     return levels

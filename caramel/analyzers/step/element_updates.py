@@ -100,9 +100,9 @@ class _Update:
             del self._nodes[node_of(tensor)]  # it reads all of the parameter, as ever
         self._whole.check_by_itself(self._gradient, self._nodes)
         writers = tuple(n for n in self._nodes if self._whole.writes(n, self._parameter.node))
-        ancestors = self._graph.ancestors
         if not writers:
             raise InputError("nothing that it is used for writes its parameter")
+        after = self._graph.descendants(writers)
         return ElementUpdate(
             self._gradient.name,
             self._parameter.name,
@@ -111,7 +111,7 @@ class _Update:
             reads,
             shared_reads,
             writers,
-            frozenset(n for n in self._nodes if n in writers or not ancestors([n]).isdisjoint(writers)),
+            frozenset(n for n in self._nodes if n in after),
             min((reason for n in self._nodes if (reason := self._whole.other_bits(n, self._nodes))), default=""),
         )
 
@@ -177,6 +177,9 @@ class _Update:
         """Reads of the parameter for the update only, and the tensors of those for others, too."""
         own, shared = [], []
         handle = self._parameter.node
+        after_writes = self._graph.descendants(
+            user for user, _ in self._graph.consumers[handle] if self._whole.writes(user, handle)
+        )
         for name in self._nodes:
             node = self._graph[name]
             if node.op != "ReadVariableOp" or node_of(node.input[0]) != handle:
@@ -185,7 +188,7 @@ class _Update:
             if all(reader in self._nodes for reader in readers):
                 own.append(name)
                 continue
-            if any(self._whole.writes(before, handle) for before in self._graph.ancestors([name])):
+            if name in after_writes:
                 raise InputError(f"op {name!r} reads the parameter after a part of its update, also for others")
             shared.append(tensor_name(name))
         return tuple(own), tuple(shared)
@@ -203,7 +206,8 @@ def writers_before_gradient(model: Model, update: ElementUpdate) -> list[str]:
     graph = model.graph
     (gradient,) = (g for g in model.gradients if g.name == update.gradient)
     readers = {r for r in graph.readers(gradient.tensor) if not gradient.consumers or r in gradient.consumers}
-    return [name for name in update.writers if readers.isdisjoint({name, *graph.ancestors([name])})]
+    after = graph.descendants(readers)
+    return [name for name in update.writers if name not in after]
 
 
 def summary(reasons: Mapping[str, str], names: Sequence[str]) -> str:

@@ -41,7 +41,6 @@ UNARY = op_names(
     "BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bucketize Ceil ComplexAbs Cos Cosh Dawsn "
     "Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin "
     "Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri PopulationCount "
-    "QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
     "FakeQuantWithMinMaxVars Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence Sqrt Square Tan Tanh "
     "AsString RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
@@ -155,7 +154,7 @@ def _static_divisor(op: Op, counts: Sequence[int]) -> int:
     With a static batch the traced program holds that number as a constant; each worker then has a
     batch of that size.
     """
-    if op.node.op not in _QUOTIENTS or not counts:
+    if op.node.op not in _QUOTIENTS or not counts or op.knows_rows:
         return 0
     value = op.constant(1)
     return int(value is not None and value.size == 1 and float(value.ravel()[0]) in counts)
@@ -334,6 +333,23 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised, chosen)
 
 
+def other_rows(op: Op, position: int, axis: int, count: int | None) -> Unknown | None:
+    """Nothing is known where an invariant input has a row for each example of a whole batch, or of a part.
+
+    Args:
+        op: the op.
+        position: position of the input.
+        axis: its axis along which the examples are in other inputs.
+        count: static number of entries of the examples there; None where it is open.
+    """
+    shape = op.shape(position)
+    if not isinstance(op.inputs[position], Independent) or shape is None or len(shape) <= axis:
+        return None
+    if shape[axis] not in (None, 1, count):
+        return op.unknown("has the number of examples of a whole batch in it")
+    return op.unknown(ROWS_OF_A_PART) if has_rows(op, op.texts[position], len(shape) - axis) else None
+
+
 def has_rows(op: Op, text: str, axis_from_end: int) -> bool:
     """Whether an invariant tensor is rows of a constant or a variable, which differ, beside a fixed number of examples.
 
@@ -390,6 +406,15 @@ def _ones_like(op: Op) -> Value:
     return op.unknown("makes a list like another") if isinstance(value, TensorList) else INVARIANT
 
 
+def _quantized(op: Op) -> Value:
+    """Numbers rounded to some steps between two bounds, which are those of the tensor unless they are given."""
+    value = op.inputs[0]
+    axis = op.node.attr["axis"].i if "axis" in op.node.attr else -1
+    if isinstance(value, Examples) and (not op.node.attr["range_given"].b or axis == value.axis):
+        return op.unknown("rounds to steps between the least and the largest value of all examples")
+    return elementwise(op)
+
+
 def _bitcast(op: Op) -> Value:
     """The same bits as numbers of another type; with an axis more or less where the types have other sizes."""
     shape = op.result_shape()
@@ -417,6 +442,15 @@ def _per_input(op: Op) -> Sequence[Value]:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(LINEAR | UNARY | NARY, elementwise),
     "Bitcast": _bitcast,
+    **dict.fromkeys(
+        (
+            "QuantizeAndDequantize",
+            "QuantizeAndDequantizeV2",
+            "QuantizeAndDequantizeV3",
+            "QuantizeAndDequantizeV4",
+        ),
+        _quantized,
+    ),
     "LookupTableFindV2": _looked_up,
     "OnesLike": _ones_like,
     "ZerosLike": _ones_like,

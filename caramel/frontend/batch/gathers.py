@@ -14,6 +14,7 @@ from caramel.frontend.batch.domain import (
     Value,
     is_invariant,
 )
+from caramel.frontend.batch.elementwise import other_rows
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved
 
 
@@ -45,6 +46,11 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: 
         place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
         return replace(indices, axis=place, power=Fraction(0))
     if isinstance(table, Examples) and is_invariant(indices) and axis != table.axis:
+        shape = op.shape(0)
+        if table.axis < batched and (
+            unknown := other_rows(op, 1, table.axis, None if shape is None else shape[table.axis])
+        ):
+            return unknown
         return replace(table, axis=table.axis if table.axis < axis else table.axis + index_rank - batched - 1)
     if isinstance(table, (Total, Independent, Statistic)) and is_invariant(indices):
         return moved(op, table, None)

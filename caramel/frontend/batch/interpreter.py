@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.attributes import SIZED_ATTRIBUTE
+from caramel.frontend.attributes import SIZED_ATTRIBUTE, targets_at
 from caramel.frontend.batch import elementwise, map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
@@ -65,8 +66,9 @@ class FunctionBodies:
 
     Attributes:
         library: functions of the graph.
-
-        row_constants: values of constants that follow from the number of examples, by (function, node).
+        row_constants: values of constants that follow from the number of examples, by (function, node); None where it
+            is not known which do.
+        differentiated: values of what is differentiated in bodies of loops, by (loop, tensor in its body).
 
     Args:
         graph: nodes, with the library of the functions that they call.
@@ -75,7 +77,8 @@ class FunctionBodies:
 
     def __init__(self, graph: Graph, row_constants: Mapping[tuple[str, str], Value] | None = None) -> None:
         self.library = Library(graph)
-        self.row_constants = row_constants or {}
+        self.row_constants = row_constants
+        self.differentiated: dict[tuple[str, str], Value] = {}
         self._outer = graph
         self._graphs: dict[tuple[str, tuple[Shape | None, ...]], Graph] = {}
 
@@ -142,6 +145,15 @@ class Analysis:
         outputs = self._values[name]
         return outputs[index]
 
+    @property
+    def differentiated(self) -> Mapping[tuple[str, str], Value]:
+        """See `FunctionBodies`; of the loops that were interpreted so far."""
+        return self._bodies.differentiated
+
+    def inner_nodes(self, node: NodeDef) -> Iterator[NodeDef]:
+        """The nodes that run inside a call."""
+        return (inner for _, inner in self._bodies.library.inner_nodes(node))
+
     def assume(self, node: str, value: Value) -> None:
         """Assume an abstract value for a node, in place of the interpretation's own.
 
@@ -180,7 +192,7 @@ class Analysis:
         if SIZED_ATTRIBUTE in node.attr:
             return [self._computed(data_texts(node)[0])]
         if node.op == "Const":
-            of_rows = self._bodies.row_constants.get((self._function, node.name))
+            of_rows = (self._bodies.row_constants or {}).get((self._function, node.name))
             return [sizes.of_constant(self._constant(node.name)) if of_rows is None else of_rows]
         texts = tuple(data_texts(node))
         inputs = tuple(map(self._computed, texts))
@@ -197,6 +209,7 @@ class Analysis:
                 outputs,
                 self._function,
                 notes,
+                self._bodies.row_constants is not None,
             )
         )
         return outcome if isinstance(outcome, Sequence) else [outcome] * outputs
@@ -361,6 +374,8 @@ class Analysis:
         argument_values = dict(zip(body.arguments, inputs))
         analysis = Analysis(self._bodies.graph(name, shapes), self._bodies, argument_values, argument_constants, name)
         op.notes.update(dict.fromkeys(analysis.notes_behind(body.results)))
+        for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
+            self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)
         return [analysis.value_of(text) for text in body.results]
 
     def _loop(self, op: Op) -> Value | Sequence[Value]:

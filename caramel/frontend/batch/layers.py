@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Unknown, Value, is_invariant
+from caramel.frontend.batch.elementwise import other_rows
 from caramel.frontend.batch.op import Op, Rule
 from caramel.graph.ops import op_names
 
@@ -32,15 +33,18 @@ FIRST_AXIS_OPS = {
 """Position of the input that must have the examples (others may have them, too), by op, for ops that treat the entries
 along axis 0 one by one."""
 
+_BY_ROWS = op_names("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits InTopK InTopKV2")
+"""Those among them all of whose inputs have a row for each example, but for one number."""
+
 INNER_AXES_OPS = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopK", "TopKV2", "FFT", "IFFT", "RFFT", "IRFFT", "MatrixDiag"), 1),
-    **dict.fromkeys(("HSVToRGB", "RGBToHSV", "MatrixDiagV2", "MatrixDiagV3"), 1),
+    **dict.fromkeys(("HSVToRGB", "RGBToHSV", "MatrixDiagV2", "MatrixDiagV3", "Cross"), 1),
     **dict.fromkeys(
         op_names(
             "FFT2D IFFT2D RFFT2D IRFFT2D MatrixBandPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 "
             "MatrixInverse MatrixDeterminant LogMatrixDeterminant Cholesky CholeskyGrad MatrixSolve "
             "MatrixTriangularSolve MatrixSolveLs Qr Svd SelfAdjointEigV2 Eig MatrixSetDiag MatrixSetDiagV2 "
-            "MatrixSetDiagV3 MatrixSquareRoot MatrixLogarithm MatrixExponential Lu Cross"
+            "MatrixSetDiagV3 MatrixSquareRoot MatrixLogarithm MatrixExponential Lu"
         ),
         2,
     ),
@@ -69,6 +73,11 @@ def _by_first_axis(op: Op) -> Value:
         return op.unknown("does not work on one example after the other here")
     if any(v.axis != 0 for v in examples) or len({v.arrangement for v in examples}) != 1:
         return op.unknown("brings different examples together")
+    if op.node.op in _BY_ROWS:
+        shape = op.shape(needed)
+        count = None if shape is None else shape[0]
+        if unknown := next(filter(None, (other_rows(op, p, 0, count) for p in range(len(op.inputs)))), None):
+            return unknown
     if "ksize" in op.node.attr and list(op.node.attr["ksize"].list.i)[:1] not in ([1], []):
         return op.unknown("takes several examples together")
     return _own(op, examples, linear=op.node.op in _LINEAR_OPS or op.node.op.startswith(("Conv", "Depthwise")))
@@ -134,7 +143,7 @@ def _batch_norm(op: Op) -> Value | Sequence[Value]:
     statistic: Value = Statistic() if training else INVARIANT
     if not all(is_invariant(v) for v in op.inputs[3:]):
         statistic = op.unknown("has moving averages that depend on the batch, or differ between workers")
-    return [replace(value, repeated=False, mixed_by=None, normalised=False), *[statistic] * (op.outputs - 1)]
+    return [replace(value, repeated=False, normalised=False), *[statistic] * (op.outputs - 1)]
 
 
 def _random(op: Op) -> Value:

@@ -56,9 +56,9 @@ def _transpose(op: Op) -> Value:
     value, order = op.inputs[0], op.integers(1)
     if not isinstance(value, Examples):
         return varying_arguments(op) or moved(op, value, None)
-    return (
-        op.unknown("has an order that is not constant") if order is None else moved(op, value, order.index(value.axis))
-    )
+    if order is None:
+        return op.unknown("has an order that is not constant")
+    return moved(op, value, [axis % len(order) for axis in order].index(value.axis))
 
 
 # -- joining and taking apart ------------------------------------------------------------------
@@ -261,8 +261,14 @@ def _tile(op: Op) -> Value:
     if not isinstance(multiples, Independent):
         return op.unknown("repeats as often as the examples say")
     if isinstance(value, Examples):
-        count = op.integers(1)
-        return op.unknown("repeats the examples") if count is None or count[value.axis] != 1 else value
+        times = op.integers(1)
+        if times is None:
+            return op.unknown("repeats the examples")
+        if times[value.axis] == 1:
+            return value
+        if value.before is None or value.chosen or times[value.axis] < 1:
+            return op.unknown("repeats the examples")
+        return replace(value, before=value.before * times[value.axis])
     spread = _spread(op, value, multiples)
     if isinstance(spread, Examples) and not _is_one_at(op, spread.axis):
         return op.unknown("repeats different entries for the examples")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 from caramel.frontend.batch.domain import BATCH_SIZE, Independent
@@ -25,9 +27,9 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
         Positions of the variables; None for a loop that does not have one round for each example.
     """
     positions = set()
-    for node in condition.inner:
-        if node.op in ("LogicalAnd", "Identity", "Const"):
-            continue
+    for node in _conditions(condition):
+        if node is None:
+            return None
         places = [condition.argument_of(text) for text in data_texts(node)]
         if node.op != "Less" or None in places:
             return None
@@ -43,6 +45,18 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
             return None
         positions.add(counter)
     return positions or None
+
+
+def _conditions(condition: Body) -> Iterator[NodeDef | None]:
+    """The ops all of which must be true for a loop to go on; None for what follows from no op there."""
+    waiting = list(condition.results)
+    while waiting:
+        text = waiting.pop()
+        node = None if condition.argument_of(text) is not None else _behind(condition, text)
+        if node is not None and node.op == "LogicalAnd":
+            waiting += data_texts(node)
+        else:
+            yield node
 
 
 def _adds_one(body: Body, position: int) -> bool:

@@ -38,6 +38,7 @@ class Op:
         function: name of the function that contains the node; "" for the graph itself.
         notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
             adds to them.
+        knows_rows: whether it is known which constants follow from the number of examples; else one of that value may.
     """
 
     node: NodeDef
@@ -51,6 +52,7 @@ class Op:
     outputs: int
     function: str
     notes: dict[str, None]
+    knows_rows: bool = False
 
     def shape(self, position: int) -> Shape | None:
         """Static shape of an input."""

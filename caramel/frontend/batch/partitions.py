@@ -20,8 +20,21 @@ def _partition(op: Op) -> Value | Sequence[Value]:
     if isinstance(data, Order) and op.rank(0) == 1 and data.count == (numbers.before or 0) * (numbers.after or 0):
         return [Positions(numbers, 1, each, op.outputs) for each in chosen]
     if isinstance(data, Examples) and data.axis == 0 and data.arrangement == numbers.arrangement:
-        return [replace(data, before=1, after=1, repeated=False, normalised=False, chosen=each) for each in chosen]
+        return [of_chosen(data, numbers, each) for each in chosen]
     return op.unknown(MIXES_EXAMPLES)
+
+
+def of_chosen(table: Examples, mask: Examples, chosen: str) -> Examples:
+    """The entries that examples have at the places where a mask says so.
+
+    Args:
+        table: the entries of all examples.
+        mask: the mask.
+        chosen: see `Examples`.
+    """
+    # Of several batches the entries of each would follow those of the one before.
+    before = 1 if mask.before == 1 else None
+    return replace(table, before=before, after=1, repeated=False, normalised=False, chosen=chosen)
 
 
 def stitched(op: Op) -> Value:
@@ -35,7 +48,11 @@ def stitched(op: Op) -> Value:
     for place, part in zip(places, parts):
         if not isinstance(place, Positions) or not isinstance(part, Examples) or part.mixed_by:
             return op.unknown(MIXES_EXAMPLES)
-        if place.mask != first.mask or part.axis != 0 or part.arrangement != (1, 1, place.chosen):
+        if (
+            place.mask != first.mask
+            or part.axis != 0
+            or part.arrangement != of_chosen(part, place.mask, place.chosen).arrangement
+        ):
             return op.unknown(MIXES_EXAMPLES)
         powers.add(part.power)
     is_all = len(powers) == 1 and first.parts == half == len({p.chosen for p in places if isinstance(p, Positions)})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import ChosenShape, Examples, Positions, Size, Total, Value
 from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
-from caramel.frontend.batch.partitions import stitched
+from caramel.frontend.batch.partitions import of_chosen, stitched
 
 
 def _where(op: Op) -> Value:
@@ -59,7 +58,7 @@ def _looked_up(op: Op, table: Value, places: Positions) -> Value:
         return op.unknown(MIXES_EXAMPLES)
     if table.axis != 0 or table.arrangement != places.mask.arrangement:
         return op.unknown(MIXES_EXAMPLES)
-    return replace(table, before=1, after=1, repeated=False, normalised=False, chosen=places.chosen)
+    return of_chosen(table, places.mask, places.chosen)
 
 
 RULES: dict[str, Rule] = {"Where": _where}

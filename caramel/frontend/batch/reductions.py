@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Value, is_invariant
-from caramel.frontend.batch.elementwise import ROWS_OF_A_PART, has_rows
+from caramel.frontend.batch.elementwise import ROWS_OF_A_PART, has_rows, other_rows
 from caramel.frontend.batch.op import Op, Rule
 
 _NOT_CHOSEN = "adds up examples in places that they do not choose"
@@ -55,7 +55,7 @@ def _over_examples(op: Op, value: Examples) -> Value:
         return replace(value, axis=value.axis - sum(1 for axis in axes if axis < value.axis))
     if kind not in ("Mean", "Sum"):
         return op.unknown("takes one value from all examples in a way that is neither a mean nor a sum")
-    if value.repeated:
+    if value.repeated and (kind == "Mean" or not value.chosen):
         return Independent(value.power + (1 if kind == "Sum" else 0))
     if kind == "Mean" and value.chosen:
         return op.unknown(
@@ -116,14 +116,12 @@ def _comparison(op: Op) -> Value:
 
 def _segment_sum(op: Op) -> Value:
     """Examples, or the same for each of them, added up by segments that each example chooses."""
-    data, segments, count = op.inputs
-    return _added_up(op, data, segments) if is_invariant(count) else op.unknown(_NOT_CHOSEN)
+    return _added_up(op, 0, 1) if is_invariant(op.inputs[2]) else op.unknown(_NOT_CHOSEN)
 
 
 def _scattered(op: Op) -> Value:
     """Examples, or the same for each of them, added up in places that each example chooses: a confusion matrix, say."""
-    indices, data, shape = op.inputs
-    return _added_up(op, data, indices) if is_invariant(shape) else op.unknown(_NOT_CHOSEN)
+    return _added_up(op, 1, 0) if is_invariant(op.inputs[2]) else op.unknown(_NOT_CHOSEN)
 
 
 def scattered_into(op: Op) -> Value:
@@ -132,18 +130,21 @@ def scattered_into(op: Op) -> Value:
     Args:
         op: the op.
     """
-    _, indices, data = op.inputs
     into = op.constant(0)
-    return _added_up(op, data, indices) if into is not None and not into.any() else op.unknown(_NOT_CHOSEN)
+    return _added_up(op, 2, 1) if into is not None and not into.any() else op.unknown(_NOT_CHOSEN)
 
 
-def _added_up(op: Op, data: Value, places: Value) -> Value:
+def _added_up(op: Op, of_data: int, of_places: int) -> Value:
+    """The sum of an input by the places that another one has, of so many positions."""
+    data, places = op.inputs[of_data], op.inputs[of_places]
     if isinstance(places, Examples) and not places.repeated:
         of_examples = places.axis, places.arrangement
         if isinstance(data, Examples) and (data.axis, data.arrangement) == of_examples:
             return Total(data.power, mixed_by=data.mixed_by or places.mixed_by)
         if isinstance(data, Independent) and data.power is not None:
-            return Total(data.power, mixed_by=places.mixed_by)
+            shape = op.shape(of_places)
+            count = None if shape is None else shape[places.axis]
+            return other_rows(op, of_data, places.axis, count) or Total(data.power, mixed_by=places.mixed_by)
     return op.unknown(_NOT_CHOSEN)
 
 
@@ -205,7 +206,7 @@ def _product(op: Op, letters: Sequence[str], result_letters: str) -> Value:
             mixed_by=mixed_by,
             normalised=False,
         )
-    return Independent(power + 1) if repeated else Total(power, mixed_by=mixed_by)
+    return Independent(power + 1) if repeated and not first.chosen else Total(power, mixed_by=mixed_by)
 
 
 def _size_at(op: Op, position: int, axis: int) -> int | None:

@@ -17,7 +17,7 @@ from caramel.frontend.attributes import (
     RESULT_ATTRIBUTE,
     SCOPE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
-    TARGETS_ATTRIBUTE,
+    targets_at,
 )
 from caramel.frontend.batch.domain import Examples, Total, Value, is_invariant
 from caramel.graph.graph import Graph, NodeDef, node_of
@@ -52,9 +52,8 @@ def tensor_gradients(graph: Graph) -> Mapping[str, TensorGradient]:
     for node in graph:
         if SOURCE_ATTRIBUTE in node.attr:
             sources.setdefault((node.attr[SOURCE_ATTRIBUTE].list.i[0], _scope(node)), []).append(node.input[0])
-        marks = list(node.attr[TARGETS_ATTRIBUTE].list.i) if TARGETS_ATTRIBUTE in node.attr else []
-        for call, index in zip(marks[::2], marks[1::2]):
-            targets.setdefault((call, _scope(node)), []).append(f"{node.name}:{index}")
+        for call, tensor in targets_at(node):
+            targets.setdefault((call, _scope(node)), []).append(tensor)
     found = {}
     for name, node in results.items():
         number, call, is_by_example = node.attr[RESULT_ATTRIBUTE].list.i

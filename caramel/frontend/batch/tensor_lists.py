@@ -42,6 +42,10 @@ def _from_tensor(op: Op) -> Value:
             return TensorList(replace(value, axis=value.axis - 1))
         if value.before != 1 or value.after != 1 or value.power != 0:
             return op.unknown("makes a list of examples that have several entries each")
+        if value.chosen:
+            return op.unknown("makes a list of chosen examples, of which each worker has another number")
+        if value.mixed_by:
+            return op.unknown("makes a list of examples that a mean over the batch was put into")
         return TensorList(SingleExample(), per_example=True, complete=True)
     if is_invariant(value):
         return TensorList(INVARIANT)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, targets_at
 from caramel.frontend.captured import RawGradient
 from caramel.frontend.recording.recorder import MarkedGradient, Recorder
 from caramel.frontend.roles.accumulation import Sums
@@ -53,7 +53,7 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
                 handle = handle_of(marked_gradient.variable)
                 if handle is not None:
                     tensor = f"{loop.name}:{position}"
-                    differentiated_again = any(recorder.gradients[marked[m]].differentiated_again for m in sources)
+                    those = [recorder.gradients[marked[m]] for m in sources]
                     gradients.append(
                         RawGradient(
                             handle,
@@ -61,11 +61,18 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
                             (),
                             call,
                             marked_gradient.location,
-                            differentiated_again=differentiated_again,
+                            differentiated_again=any(each.differentiated_again for each in those),
+                            losses_inside=_losses(body, {each.call for each in those}),
                         )
                     )
                     marks.update(marked[m] for m in sources)
     return LoopGradients(tuple(gradients), frozenset(marks))
+
+
+def _losses(body: Body, calls: Collection[int]) -> tuple[str, ...]:
+    """What some differentiations in the body of a loop differentiate; empty where one of them is not found there."""
+    found = {(call, tensor) for node in body.inner for call, tensor in targets_at(node) if call in calls}
+    return tuple(sorted({tensor for _, tensor in found})) if {call for call, _ in found} == set(calls) else ()
 
 
 class _Loop:

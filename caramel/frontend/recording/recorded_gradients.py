@@ -11,7 +11,7 @@ from caramel.frontend.attributes import (
     INDICES_ATTRIBUTE,
     SCOPE_ATTRIBUTE,
     SEED_ATTRIBUTE,
-    TARGETS_ATTRIBUTE,
+    targets_at,
 )
 from caramel.frontend.captured import RawGradient
 from caramel.frontend.recording.loop_gradients import loop_gradients
@@ -87,12 +87,9 @@ def _place(node: NodeDef, attribute: str) -> tuple[int, str]:
 def _targets(graph: Graph, calls: dict[tuple[int, str], int]) -> list[tuple[str, int]]:
     targets = []
     for node in graph:
-        if TARGETS_ATTRIBUTE not in node.attr:
-            continue
-        marks = list(node.attr[TARGETS_ATTRIBUTE].list.i)
-        for call, index in zip(marks[::2], marks[1::2]):
+        for call, tensor in targets_at(node):
             scope_calls = [calls[call, _scope(node)]] if (call, _scope(node)) in calls else []
             # A loss may also be differentiated inside a function that was called with it.
             for number in scope_calls or [n for (c, _), n in calls.items() if c == call]:
-                targets.append((f"{node.name}:{index}", number))
+                targets.append((tensor, number))
     return targets

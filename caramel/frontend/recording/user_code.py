@@ -20,8 +20,8 @@ def user_location() -> str:
 
 def in_optimizer() -> bool:
     """Whether a Keras optimizer is among the callers."""
-    files = (os.path.basename(frame.f_code.co_filename) for frame, _ in traceback.walk_stack(None))
-    return any("optimizer" in file for file in files)
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)}
+    return any("optimizer" in "".join(file.split(os.sep)[-2:]) and is_library(file) for file in files)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles import model_notes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
+from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
@@ -70,8 +71,16 @@ def assemble(raw: RawProgram) -> Model:
         return _assembled(raw)
     try:
         return _assembled(_with_numbers(raw, unranked))
-    except (CaptureError, ValueError):  # the latter from TensorFlow, where an op takes no number
+    except GatherNeeded:  # a wish, and no refusal
+        raise
+    except (CaptureError, ValueError) as error:  # the latter from TensorFlow, where an op takes no number
+        refusal = error
+    try:
         return _assembled(raw)
+    except UnsupportedError:
+        raise
+    except CaptureError as error:
+        raise (refusal if isinstance(refusal, CaptureError) else error) from error
 
 
 def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
@@ -121,7 +130,7 @@ def _assembled(raw: RawProgram) -> Model:
         return _assembled(told)
     reduction, reductions = told
     refuse_sums_of_others(replace(raw, graph=graph), reductions)
-    refuse_mixed_gradients(step, reductions)
+    refuse_mixed_gradients(step, reductions, [loss for loss, _ in raw.differentiated])
     local = local_variables(roles.kinds)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)

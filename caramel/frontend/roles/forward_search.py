@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from caramel.errors import CaptureError
 from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
+    Examples,
     Independent,
     Statistic,
     Total,
@@ -361,7 +362,10 @@ class Search:
         graph = self.raw.graph
         kind, counted = kind_of_sum(value), None
         if kind is None and graph[node_of(tensor)].op == "Mean":
-            kind, counted = "ratio", tensor_name(graph[node_of(tensor)].input[0])
+            averaged = tensor_name(graph[node_of(tensor)].input[0])
+            of_examples = reductions.value_of(averaged)
+            if isinstance(of_examples, Examples) and of_examples.chosen and of_examples.power == 0:
+                kind, counted = "ratio", averaged
         is_always_run = not guards_of(graph).by_node[node_of(tensor)]
         if kind is None or not is_always_run or name_over_workers(tensor) in graph:
             return False

@@ -21,8 +21,10 @@ from caramel.frontend.batch.domain import (
     Value,
     Whole,
     is_everywhere,
+    is_invariant,
 )
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
+from caramel.frontend.batch.layers import GENERATOR_OPS, RANDOM_OPS
 from caramel.frontend.batch.tensor_gradients import unscaled_gradients
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
@@ -30,8 +32,10 @@ from caramel.graph.graph import Graph, node_of
 from caramel.model import Input, Reduction, VariableClass
 
 _GRADIENT_VALUES: Mapping[str, Value] = {"equal": INVARIANT, "mean": Total(Fraction(-1)), "sum": Total()}
-
 """How a gradient depends on the examples, by the reduction that `Reductions.assume` gets."""
+
+_NOT_FOLLOWED = "it is computed inside a loop, or the program gave the gradient to start from (grad_ys)"
+"""Reason why nothing is known of a loss."""
 
 _PER_WORKER_CLASSES = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)  # totals are told from these later
 """Classes of the variables that have a value of their own on each worker."""
@@ -101,28 +105,31 @@ class Reductions:
     def reduction_of(self, loss: str) -> tuple[str | None, str]:
         """``("mean" | "sum" | None, reason)`` for a differentiated tensor; None where the reduction cannot be told."""
         value = self._analysis.value_of(loss)
-        if isinstance(value, Unknown):
-            return None, value.why
         if is_everywhere(value) and self._is_over_workers(loss):
             return "mean", f"the loss {loss!r} is computed from values of the whole batch, summed over the workers"
-        if isinstance(value, Independent) or (isinstance(value, Examples) and value.repeated):
-            return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
-        if isinstance(value, (Examples, Total)) and value.mixed_by:
-            return None, (
-                f"{value.mixed_by!r} puts a mean over the batch into the values of single examples of the loss "
-                f"{loss!r}, and each worker would take the mean of its own part"
-            )
-        if isinstance(value, Total) and value.power == -1:
-            return "mean", f"the loss {loss!r} averages over the batch"
-        if isinstance(value, Total) and value.power == 0:
-            return "sum", f"the loss {loss!r} adds up the examples of the batch without dividing by their number"
-        if isinstance(value, Examples) and value.power == 0:
-            return "sum", f"the loss {loss!r} has one value for each example; differentiation adds them"
-        if isinstance(value, Examples) and value.power == -1:
-            return "mean", f"the loss {loss!r} has one value for each example, divided by their number"
-        if isinstance(value, Statistic):
-            return None, f"the loss {loss!r} is not linear in a mean or a sum over the batch"
-        return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
+        return _reduction_of(value, loss)
+
+    def reduction_inside(self, loop: str, loss: str) -> tuple[str | None, str]:
+        """The same for a tensor that is differentiated in the body of a loop.
+
+        Args:
+            loop: name of a result of the loop.
+            loss: name of the tensor in the body.
+        """
+        self._analysis.value_of(loop)
+        value = self._analysis.differentiated.get((node_of(loop), loss))
+        return (None, _NOT_FOLLOWED) if value is None else _reduction_of(value, loss)
+
+    def is_the_same(self, loss: str) -> bool:
+        """Whether a loss depends on nothing that differs between workers, such as a regulariser that is by itself."""
+        if not is_invariant(self.value_of(loss)):
+            return False
+        behind = self._graph.ancestors([node_of(loss)], control=False)
+        return not any(
+            ops.is_seeded_random(node) or node.op in RANDOM_OPS | GENERATOR_OPS
+            for name in behind
+            for node in (self._graph[name], *self._analysis.inner_nodes(self._graph[name]))
+        )
 
     def _is_over_workers(self, tensor: str) -> bool:
         """Whether values of the whole batch go into a tensor."""
@@ -136,6 +143,30 @@ class Reductions:
         Batch normalisation's mean and variance are such values. Each worker computes them over its own part.
         """
         return self._analysis.notes_behind(losses)
+
+
+def _reduction_of(value: Value, loss: str) -> tuple[str | None, str]:
+    """See `Reductions.reduction_of`."""
+    if isinstance(value, Unknown):
+        return None, value.why
+    if isinstance(value, Independent) or (isinstance(value, Examples) and value.repeated):
+        return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
+    if isinstance(value, (Examples, Total)) and value.mixed_by:
+        return None, (
+            f"{value.mixed_by!r} puts a mean over the batch into the values of single examples of the loss "
+            f"{loss!r}, and each worker would take the mean of its own part"
+        )
+    if isinstance(value, Total) and value.power == -1:
+        return "mean", f"the loss {loss!r} averages over the batch"
+    if isinstance(value, Total) and value.power == 0:
+        return "sum", f"the loss {loss!r} adds up the examples of the batch without dividing by their number"
+    if isinstance(value, Examples) and value.power == 0:
+        return "sum", f"the loss {loss!r} has one value for each example; differentiation adds them"
+    if isinstance(value, Examples) and value.power == -1:
+        return "mean", f"the loss {loss!r} has one value for each example, divided by their number"
+    if isinstance(value, Statistic):
+        return None, f"the loss {loss!r} is not linear in a mean or a sum over the batch"
+    return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
 
 
 def reduce_program(
@@ -166,10 +197,15 @@ def reduce_program(
     reductions = reductions_of(raw, used, inside, inputs, kinds)
     inner_calls = set(inside.values())
     reasons: dict[str, str] = {}
+    alike: list[str] = []  # losses that are the same on all workers, so that any mean of their gradients is theirs
     for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
-        for loss in raw.targets_of(call):
+        losses = raw.targets_of(call)
+        for loss in losses:
             kind, reason = reductions.reduction_of(loss)
             kind = kind or given
+            if kind is None and call not in inner_calls and reductions.is_the_same(loss):
+                alike.append(loss)
+                continue
             if kind is None:
                 is_of_a_part = reductions.is_of_a_part(loss)
                 raise _untold(reason, is_of_a_part=is_of_a_part, is_graph=raw.is_graph)
@@ -177,13 +213,17 @@ def reduce_program(
             for tensor, number in inside.items():
                 if number == call:
                     reductions.assume(tensor, kind)
+        if given is None and not losses:
+            reasons |= _reasons_inside(reductions, [g for g in used if g.call == call])
     if given is not None:
         if reasons.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
         losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
         return Reduction(given, _given_reason(given, reductions, losses)), reductions
+    if alike and reasons.keys() != {"mean"}:
+        raise _untold(reductions.reduction_of(alike[0])[1], is_of_a_part=True, is_graph=raw.is_graph)
     if not reasons:
-        raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
+        raise _untold(_NOT_FOLLOWED)
     if len(reasons) != 1:
         raise CaptureError(
             "some losses are means over the batch and some are sums "
@@ -191,6 +231,22 @@ def reduce_program(
         )
     ((kind, reason),) = reasons.items()
     return Reduction(kind, reason), reductions
+
+
+def _reasons_inside(reductions: Reductions, gradients: Sequence[RawGradient]) -> Mapping[str, str]:
+    """How the losses reduce whose gradients a loop adds up, as reason by kind.
+
+    Raises:
+        CaptureError: that cannot be told.
+    """
+    reasons: dict[str, str] = {}
+    for gradient in gradients:
+        for loss in gradient.losses_inside or [""]:
+            kind, reason = reductions.reduction_inside(gradient.tensor, loss)
+            if kind is None:
+                raise _untold(reason)
+            reasons[kind] = reason
+    return reasons
 
 
 def _given_reason(given: str, reductions: Reductions, losses: Sequence[str]) -> str:

@@ -93,7 +93,8 @@ class Look:
         """
         gathered = [t for t in gathered_parts(self.raw) if self.reductions.has(t)]
         unclear = [t for t in gathered if not is_plain(self.reductions.value_of(t))]
-        open_losses = [*unclear, *(loss for loss, kind in zip(losses, told) if kind is None)]
+        untold = (loss for loss, kind in zip(losses, told) if kind is None)
+        open_losses = [*unclear, *(loss for loss in untold if not self.reductions.is_the_same(loss))]
         if not open_losses:  # some are means and some are sums, or a sum is to become a mean
             return Needs(list(dict.fromkeys(loss for loss, kind in zip(losses, told) if kind == "sum")))
         loss = open_losses[0]
@@ -172,16 +173,18 @@ class Look:
             return Needs()
         op = self.raw.graph[name]
         values = [(position, text, self.reductions.value_of(text)) for position, text in enumerate(data_texts(op))]
+        shares = self.reductions.unscaled_gradients([text for _, text, _ in values])
+        if shares:
+            return Needs(shares=shares, at=name)
         first = values[0][2] if values else None
         if op.op == "Mean" and isinstance(first, Examples) and first.chosen and first.axis == 0:
             if first.mixed_by:
                 return self.at(first.mixed_by)
+            if first.power != 0:
+                return Needs()
             # In a branch nothing can be summed: the examples are chosen among those of all workers.
             is_in_branch = bool(self._guards.by_node[name])
             return Needs(gathers=self._gathers_of_masks(name), at=name) if is_in_branch else Needs([tensor_name(name)])
-        shares = self.reductions.unscaled_gradients([text for _, text, _ in values])
-        if shares:
-            return Needs(shares=shares, at=name)
         needs = Needs(at=name)
         for _, text, value in values:
             if isinstance(value, (Total, Statistic)):
@@ -191,6 +194,8 @@ class Look:
         for position, text, value in values:
             if is_everywhere(value):
                 continue
+            if isinstance(value, Examples) and value.mixed_by and op.op == "TensorListFromTensor":
+                return self.at(value.mixed_by)
             if isinstance(value, Followed):
                 needs.gathers |= self._gathers_of_parts(text)
                 if not needs.gathers:

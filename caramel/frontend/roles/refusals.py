@@ -113,14 +113,30 @@ def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
         raise UnsupportedError(f"{where} makes a variable of its own. Make it outside the loop or branch")
 
 
-def refuse_mixed_gradients(step: Graph, reductions: Reductions) -> None:
+def refuse_mixed_gradients(step: Graph, reductions: Reductions, losses: Sequence[str]) -> None:
     """Refuse gradient functions of the program's own that multiply gradients by a sum over the batch, or the like.
 
+    Args:
+        step: nodes of the step.
+        reductions: the analysis of the program.
+        losses: tensors that are differentiated.
+
     Raises:
-        CaptureError: there is one, whose sum is that of a worker's part.
+        CaptureError: there is one, whose sum, or number of examples, is that of a worker's part.
     """
+    known = [loss for loss in losses if reductions.has(loss)]
+    powers = {value.power for value in map(reductions.value_of, known) if isinstance(value, (Examples, Total))}
     for node in step:
-        mixing = _mixing_op(step, reductions, node.name) if CUSTOM_ATTRIBUTE in node.attr else None
+        if CUSTOM_ATTRIBUTE not in node.attr:
+            continue
+        value = reductions.value_of(node.name)
+        if isinstance(value, (Examples, Total)) and powers and value.power not in powers:
+            raise CaptureError(
+                f"the gradient {node.name!r}, which comes from a tf.custom_gradient, is multiplied with the number of "
+                "examples or divided by it; each worker would take that of its own part. Let the function do without "
+                "it, or train with one worker"
+            )
+        mixing = _mixing_op(step, reductions, node.name)
         if mixing is not None:
             raise CaptureError(
                 f"{step[mixing].op} {mixing!r} puts a sum or mean over the batch into a gradient that comes from a "

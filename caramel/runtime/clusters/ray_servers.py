@@ -33,7 +33,7 @@ def connected() -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise InputError("Ray is not installed here: pip install 'caramel-tf[ray]'") from error
+        raise InputError("Ray is not installed here: pip install 'ray>=2.40,<3'") from error
     if ray.is_initialized():
         yield ray
         return

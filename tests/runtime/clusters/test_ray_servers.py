@@ -17,7 +17,7 @@ NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"Ray is not installed here: pip install 'caramel-tf\[ray\]'"):
+    with pytest.raises(InputError, match=r"Ray is not installed here: pip install 'ray>=2.40,<3'"):
         number_of_nodes()
 
 
