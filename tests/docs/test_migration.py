@@ -207,7 +207,3 @@ def test_programs_for_horovod_are_python(title):
     }
     assert {"init", "size", "rank"} <= used
     assert used & {"DistributedOptimizer", "DistributedGradientTape"}
-
-
-def test_three_pairs_on_each_page():
-    assert [len(found) for _, found in (MIRRORED, HOROVOD)] == [6, 6]

@@ -146,6 +146,26 @@ def counted_by_zeros(x, y, a):
     return tf.reduce_sum(kept) / tf.reduce_sum(tf.zeros_like(kept) + 1.0)
 
 
+def judged_as_ones(x, y, a):
+    kept = tf.boolean_mask(tf.sigmoid(x @ a), y[:, 0] > 0)
+    return tf.reduce_mean(tf.keras.losses.binary_crossentropy(tf.ones_like(kept), kept))
+
+
+def branches_of_each(x, y, a):
+    def of_one(row):
+        return tf.cond(row[0] > 0, lambda: tf.reduce_sum(row**2), lambda: tf.reduce_sum(tf.abs(row)))
+
+    return tf.reduce_mean(tf.map_fn(of_one, x @ a - y))
+
+
+def delayed(x, y, a):
+    """Each value of a loop is that of the one before it: after twelve rounds all follow from the examples."""
+    first = x @ a - y
+    line = [tf.zeros_like(first)] * 11
+    values = tf.while_loop(lambda i, *line: i < 12, lambda i, *line: (i + 1, first, *line[:-1]), [0, *line])
+    return tf.reduce_mean(values[-1] ** 2)
+
+
 def tiled(x, y, a):
     noisy = tf.tile(x, [3, 1]) * tf.constant([[1.0, 2.0, 0.5, 1.0]], tf.float64)
     return tf.reduce_mean((noisy @ a - tf.tile(y, [3, 1])) ** 2)
@@ -179,6 +199,9 @@ EXACT = {
     "centred, then normalised": trains_a(normalised_after_centring),
     "chosen ones counted by zeros": trains_a(counted_by_zeros),
     "examples repeated": trains_a(tiled),
+    "chosen ones judged as ones": trains_a(judged_as_ones),
+    "branches of each example": trains_a(branches_of_each),
+    "a delay line": trains_a(delayed),
     "a branch for each example": trains_a(chosen_by_a_vector),
     "cross products": trains_a(crossed),
     "a regulariser by itself": regulariser_by_itself,

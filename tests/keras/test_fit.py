@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import AS_WRITTEN, FEATURES, arrays, both, compiled, compiled_as, dataset, same
+from fit_common import AS_WRITTEN, FEATURES, arrays, both, compiled, compiled_as, dataset, dense, made, same
 from variants import in_soak
 
 import caramel
@@ -123,8 +123,10 @@ def test_a_model_that_is_not_compiled():
     refused(["not compiled", "model.compile"], keras.Sequential([keras.layers.Dense(1)]), dataset())
 
 
-@pytest.mark.parametrize("name, least", [("epochs", 0), ("initial_epoch", 0), ("steps_per_epoch", 1), ("workers", 1)])
-@pytest.mark.parametrize("value", ["1", 1.0, True, -1])
+@pytest.mark.parametrize(
+    "name, least", [("epochs", 0), ("initial_epoch", 0), ("steps_per_epoch", 1), ("workers", 1), ("validation_freq", 1)]
+)
+@pytest.mark.parametrize("value", ["1", 1.5, True, -1])
 def test_numbers_that_are_not_whole(name, least, value):
     refused([f"{name} must be a whole number of at least {least}", repr(value)], compiled(), dataset(), **{name: value})
 
@@ -192,16 +194,19 @@ def test_elements_with_too_many_parts():
     refused(["4 parts", "sample_weight"], compiled(), data)
 
 
-@pytest.mark.parametrize(
-    "option", [{"workers": 0}, {"workers": 1.5}, {"epochs": -1}, {"steps_per_epoch": 0}, {"validation_freq": 0}]
-)
-def test_numbers_that_are_none(option):
-    refused(list(option), compiled(), dataset(), **option)
-
-
 def test_what_fit_says_is_in_log_files(caplog, capsys):
     """Also where it is printed: a log file has all."""
     with caplog.at_level(logging.INFO, "caramel"):
         caramel.fit(compiled(), dataset(), workers=2, cluster=AS_WRITTEN, verbose=2)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("caramel: 2 workers"))
     assert line in caplog.messages
+
+
+@pytest.mark.parametrize("statistics", ["local", "mean"])
+def test_moving_averages_of_one_worker_or_of_all(statistics):
+    """The mean of the workers' moving means is that of one device, as their parts are equally large."""
+    make = made(lambda: dense(keras.layers.BatchNormalization(momentum=0.5)))
+    (_, alone), (_, model) = both(dataset(60), make=make, epochs=2, statistics=statistics)
+    (wanted,) = (v for v in alone.non_trainable_variables if v.name == "moving_mean")
+    (found,) = (v for v in model.non_trainable_variables if v.name == "moving_mean")
+    assert np.allclose(found, wanted, rtol=1e-5) == (statistics == "mean")

@@ -80,10 +80,6 @@ def test_data_that_cannot_be_found_back_to_is_said(write, tmp_path):
         results(on_workers, script, tmp_path / "workers")
 
 
-def test_there_are_ten_kinds():
-    assert len(SCRIPTS) == 10
-
-
 def test_arguments_reach_the_script(write, tmp_path):
     before = list(sys.argv)
     script = write(

@@ -152,11 +152,11 @@ class ChosenShape:
     """The shape of a tensor in which only some of the examples have entries: their number is a sum over the examples.
 
     Attributes:
-        axis: index of the axis of the examples.
+        examples: the tensor.
         sizes: size of each axis; that of the examples says nothing.
     """
 
-    axis: int
+    examples: Examples
     sizes: tuple[Size, ...]
 
 

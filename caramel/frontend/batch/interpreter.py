@@ -348,6 +348,8 @@ class Analysis:
     def _branches(self, op: Op) -> Value | Sequence[Value]:
         """The values of a call: those that its function returns, or that cover the results of all its functions."""
         first = arguments_from(op.node)
+        if any(isinstance(condition, SingleExample) for condition in op.inputs[:first]):
+            return _of_one_example(op) or op.unknown(_LOCAL_BRANCH)
         for condition in op.inputs[:first]:
             if not is_invariant(condition):
                 return condition if isinstance(condition, Unknown) else op.unknown(_LOCAL_BRANCH)
@@ -389,7 +391,7 @@ class Analysis:
         shapes = [self._shape(t) if p in fixed else s for p, (t, s) in enumerate(zip(op.texts, shapes))]
         # The counter of a loop is the same number for all examples, but not the one that it starts from.
         carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(max(_MAX_ROUNDS, 2 + len(carried))):  # each may have its value from the one before it
             results = self._results(op, body, carried, shapes, constants)
             after = [
                 v if p in fixed else op.joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))

@@ -31,7 +31,8 @@ def of_positions(op: Op) -> Value:
         return Total()
     shape = op.shape(0)
     if kind == "Shape" and shape is not None:
-        return ChosenShape(0, tuple(Size(None if size is None else Fraction(size)) for size in shape))
+        of_places = of_chosen(Examples(0), first.mask, first.chosen)
+        return ChosenShape(of_places, tuple(Size(None if size is None else Fraction(size)) for size in shape))
     is_vector = op.keeps_numbers or (first.rank == 1 and _is_made_a_vector(op))
     return first if is_vector else op.unknown("reads places, which each worker counts anew")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +21,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
     of_sizes,
 )
+from caramel.frontend.batch.layers import RANDOM_OPS
 from caramel.frontend.batch.op import Op, Rule
 from caramel.graph.shapes import Shape
 
@@ -57,24 +59,33 @@ def _shape(op: Op) -> Value | list[Value]:
         if shape is None:
             shapes.append(op.unknown("has an input of unknown rank"))
         elif isinstance(value, Examples) and value.chosen:
-            shapes.append(ChosenShape(value.axis, _sizes_of(shape, value)))
+            shapes.append(ChosenShape(value, _sizes_of(shape, value)))
         else:
             shapes.append(of_sizes(_sizes_of(shape, value)))
     return shapes
 
 
 def of_chosen_shape(op: Op) -> Value:
-    """The value of an op that reads the shape of a tensor of some of the examples: it may take a size out of it."""
-    value = op.inputs[0]
-    if not isinstance(value, ChosenShape) or not all(is_invariant(v) for v in op.inputs[1:]):
+    """The value of an op that reads the shape of a tensor of some of the examples.
+
+    It may make a tensor of that shape, or take a size out of it.
+    """
+    kind, place = op.node.op, 1 if op.node.op == "BroadcastTo" else 0
+    value = op.inputs[place]
+    others = [v for position, v in enumerate(op.inputs) if position != place]
+    if not isinstance(value, ChosenShape) or not all(map(is_invariant, others)):
         return op.unknown(_COUNTS_CHOSEN)
+    if kind in RANDOM_OPS:
+        return Examples(value.examples.axis, Fraction(0), *value.examples.arrangement[:2], chosen=value.examples.chosen)
+    if kind == "Fill" or (kind == "BroadcastTo" and op.rank(0) == 0):
+        return replace(value.examples, power=Fraction(0), repeated=True, mixed_by=None, normalised=False)
     if op.keeps_numbers:
         return value
     axis = _entry_taken(op)
     if axis is None:
         return op.unknown(_COUNTS_CHOSEN)
     axis %= len(value.sizes)
-    return Total() if axis == value.axis else of_sizes((value.sizes[axis],))
+    return Total() if axis == value.examples.axis else of_sizes((value.sizes[axis],))
 
 
 def _entry_taken(op: Op) -> int | None:

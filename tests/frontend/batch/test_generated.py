@@ -95,6 +95,14 @@ UNARY = {
     "tiled": lambda t: tf.tile(t, [1] * (t.shape.rank - 1) + [2]),
     "tiled 0": lambda t: tf.tile(t, [2] + [1] * (t.shape.rank - 1)),
     "ones": tf.ones_like,
+    "zeros": tf.zeros_like,
+    "in steps between its bounds": lambda t: tf.quantization.quantize_and_dequantize_v2(t, 0.0, 0.0, num_bits=4),
+    "in steps": lambda t: tf.quantization.quantize_and_dequantize_v2(t, -1.0, 1.0, num_bits=4, range_given=True),
+    "mapped until one is large": lambda t: tf.while_loop(
+        lambda i, goes_on, a: tf.logical_and(i < tf.shape(t)[0], goes_on),
+        lambda i, goes_on, a: (i + 1, tf.reduce_max(t[i]) < 0.6, a.write(i, tf.reduce_sum(t[i]))),
+        (0, True, tf.TensorArray(tf.float32, tf.shape(t)[0], element_shape=())),
+    )[2].stack(),
     "filled": lambda t: tf.fill([tf.shape(t)[0]], 0.5),
     "padded": lambda t: tf.pad(t, [[0, 0]] * (t.shape.rank - 1) + [[1, 0]]),
     "padded 0": lambda t: tf.pad(t, [[1, 0]] + [[0, 0]] * (t.shape.rank - 1)),
@@ -257,6 +265,27 @@ def generated(count):
 
 test_what_is_concluded_holds = generated(20)(given(steps, ends)(check_what_is_concluded))
 test_what_is_concluded_of_many_holds = pytest.mark.soak(generated(300)(given(steps, ends)(check_what_is_concluded)))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        ["less the mean", "mapped"],
+        ["less the mean", "a list of all"],
+        ["less the mean", "positive", "batch normalised", "mapped"],
+        ["selected", "a list of all"],
+        ["selected", "mapped"],
+        ["selected", "zeros", "add one", "sum all"],
+        ["divide by size", "selected"],
+        ["gradient of mean", "square", "selected"],
+        ["in steps between its bounds", "mapped"],
+        ["mapped until one is large"],
+    ],
+    ids="; ".join,
+)
+def test_what_rules_may_forget(chain):
+    """What is known of the examples behind two ops together, where each by itself is told from others."""
+    check_what_is_concluded([("half", 2), *((name, 0) for name in chain)], [("mean all", 0)])
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
