@@ -284,8 +284,8 @@ def _own_value(graph: Graph, handle: str, name: str) -> Unknown:
 
 def _untold(reason: str, *, is_of_a_part: bool = False, is_graph: bool = False) -> CaptureError:
     advice = (
-        "With loss_reduction='mean' each worker trains on the loss of its own part of the batch, which is another, unless "
-        "each example counts by itself"
+        "With loss_reduction='mean' each worker trains on the loss of its own part of the batch, which is another, "
+        "unless each example counts by itself"
         if is_of_a_part
         else "Where each example counts by itself, say loss_reduction='mean' (gradients are averaged over the workers) "
         "or 'sum' (they are added)"
