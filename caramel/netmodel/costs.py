@@ -16,7 +16,6 @@ import numpy as np
 
 from caramel.collectives.algorithms import NATIVE, all_reduce_named
 from caramel.collectives.all_reduce import Factors
-from caramel.collectives.halving_doubling import core_size
 from caramel.collectives.hierarchy import workers_on_host_of
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
@@ -74,8 +73,8 @@ def link_load(algorithm: str, workers: int, workers_on_host: int, depth: int = 1
         return _link_load_of_hierarchy(of_hierarchy, workers, workers_on_host)
     if algorithm == "star":
         return others * min(depth, workers_on_host)
-    if algorithm == "halving_doubling" and core_size(workers)[0] != workers:
-        return float(workers_on_host)  # at most: the workers beyond the core send all that they have besides
+    if algorithm == "halving_doubling" and workers & (workers - 1):
+        return float(workers_on_host)  # at most: where cuts by thirds fall together with hosts it is less
     return workers_on_host * others
 
 

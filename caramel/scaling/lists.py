@@ -52,13 +52,14 @@ def _number(part: str, text: str) -> int:
 def _between(first: int, second: int, last: int, text: str) -> list[int]:
     """What is between the second number and the last one: each as many times the one before, or as much more."""
     if 0 < first < second <= last:
-        for factor, more in ((second // first, 0), (1, second - first)):
+        times = [(second // first, 0)] if second % first == 0 else []
+        for factor, more in (*times, (1, second - first)):
             found, value = [first], first
             while value < last and len(found) <= _MOST:
                 value = factor * value + more
                 found.append(value)
-            if found[1] == second and value == last:
+            if value == last:
                 return found[2:-1]
             if len(found) > _MOST:
-                raise InputError(f"the numbers in {text!r} must ascend, and be at most {_MOST:,}")
+                raise InputError(f"there are more than {_MOST:,} numbers in {text!r}")
     raise InputError(f"{first}, {second}, ... does not come to {last} in {text!r}")

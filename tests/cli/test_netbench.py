@@ -86,6 +86,8 @@ def test_by_hand(call, tmp_path):
     [
         (["--workers", 2], 2, "--out FILE.json"),
         (["--workers", 2, "--out", "{}/nowhere/n.json"], 1, "cannot be written"),
+        (["--workers", 2, "--out", ""], 1, "is no name of a file"),
+        (["--workers", 2, "--out", "{}/n.json", "--plot", "{}/n.xyz"], 1, "its ending must be one of"),
         (["--out", "{}/n.json"], 2, "--workers N"),
         (["--out", "{}/n.json", "--alpha", "1e-5"], 2, "--alpha and --beta belong together"),
         (["--out", "{}/n.json", "--alpha", "1e-5", "--beta", "1", "--link-rate", "1mbit"], 2, "either --link-rate or"),

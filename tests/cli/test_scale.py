@@ -142,6 +142,9 @@ def test_a_measured_network(call, tmp_path):
         (("--workers", 4, *LINKS, "--straggler", "often"), "cannot read the straggler 'often'"),
         (("--workers", 10_001, *LINKS), "10,000"),
         (("--workers", 4, *LINKS, "--plot", "/nowhere/scale.png"), "/nowhere"),
+        (("--workers", 4, *LINKS, "--plot", "scale.xyz"), "its ending must be one of"),
+        (("--workers", "1,2,...,20000", *LINKS), "there are more than 10,000 numbers"),
+        (("--workers", "9" * 5000, *LINKS), "cannot read"),
     ],
 )
 def test_bad_options(arguments, message, call):

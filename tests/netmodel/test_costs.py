@@ -245,9 +245,9 @@ def test_what_cannot_be_fitted(curves):
 # -- links that workers share ----------------------------------------------------------------------
 
 
-def busiest_link(algorithm, workers, workers_on_host):
+def busiest_link(algorithm, workers, workers_on_host, depth=1):
     """Elements on the busiest link of a host in either direction, by going through all that is sent."""
-    schedule = schedule_maker(algorithm)(workers, 48 * workers)
+    schedule = in_chunks(schedule_maker(algorithm), workers, 48 * workers, depth)
     sent, received = Counter(), Counter()
     for instruction in schedule.instructions:
         for operand in instruction.operands:
@@ -271,6 +271,17 @@ def test_a_shared_link_carries_what_is_sent_between_hosts(algorithm, workers, wo
             assert counted <= 1.01 * load
             return
     assert load == pytest.approx(counted, rel=0.01) or (is_bound and counted < load <= 2 * counted)
+
+
+@pytest.mark.parametrize(
+    ("workers", "workers_on_host", "depth"),
+    [(6, 4, 1), (6, 4, 2), (6, 4, 4), (9, 8, 8), (8, 4, 2), (8, 4, 4), (6, 2, 2)],
+)
+def test_the_roots_of_a_stars_chunks_share_the_link_of_their_host(workers, workers_on_host, depth):
+    """All are on the first host, which gets what the others send, and then sends them as much."""
+    counted = busiest_link("star", workers, workers_on_host, depth) / (48 * workers)
+    volume = link_load("star", workers, workers_on_host, depth) * factors("star", workers, depth).volume
+    assert volume == pytest.approx(2 * counted)
 
 
 @pytest.mark.parametrize(("workers", "has_it"), [(8, True), (5, True), (4, False), (2, False), (1, False)])

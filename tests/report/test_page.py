@@ -238,14 +238,14 @@ def by_word(model):
 
 def test_half_the_bytes_are_as_good_as_links_twice_as_fast_where_messages_take_no_time(planned):
     found = by_word(with_network(planned, caramel.NetworkModel.from_costs(0.0, 5e-6)))
-    assert found["Half"].step_s == pytest.approx(found["Links"].step_s)
-    assert found["Half"].gain > 0.05
+    assert found["Fewer"].step_s == pytest.approx(found["Links"].step_s)
+    assert found["Fewer"].gain > 0.05
     assert found["Nothing"].step_s <= found["Links"].step_s
 
 
 def test_where_messages_are_all_that_takes_time_fewer_bytes_do_not_help(planned):
     found = by_word(with_network(planned, caramel.NetworkModel.from_costs(2e-3, 0.0)))
-    assert found["Half"].gain == pytest.approx(0.0, abs=1e-9)
+    assert found["Fewer"].gain == pytest.approx(0.0, abs=1e-9)
     assert found["Links"].gain > 0.05
 
 

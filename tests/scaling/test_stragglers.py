@@ -49,3 +49,11 @@ def test_one_worker_that_is_always_slower():
 def test_bad(text):
     with pytest.raises(InputError):
         Stragglers.parsed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("lognormal:5", "between 0 and 3"), ("3:0.5", "at least 1"), ("slow", "write lognormal:CV")]
+)
+def test_the_reason_is_said(text, reason):
+    with pytest.raises(InputError, match=reason):
+        Stragglers.parsed(text)

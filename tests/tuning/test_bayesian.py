@@ -118,6 +118,7 @@ def test_limits_and_their_coordinates(total_bytes):
     assert points.shape == (len(limits), 4) and points.min() >= 0 and points.max() <= 1
     assert len({tuple(point) for point in points.round(9).tolist()}) == len(limits)
     assert {each.depth for each in limits_for(total_bytes, 3)} == {3}
+    assert {each.depth for each in limits_for(total_bytes, algorithm="native")} == {None}
 
 
 def test_no_limit_is_beyond_the_largest():

@@ -8,6 +8,7 @@ import pytest
 import caramel
 from caramel.netmodel.file import save
 from caramel.util.text_files import write_text, write_whole
+from caramel.util.whole_files import check_writable, file_beside
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +21,15 @@ def umask():
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_beside_each_other():
+    assert file_beside("a/lr0.1", "trace") == "a/lr0.1.trace.json"
+    assert file_beside("a/plan.json", "trace") == "a/plan.trace.json"
+    for nameless in ("", "a/"):
+        for refuse in (check_writable, lambda path: file_beside(path, "trace")):
+            with pytest.raises(caramel.InputError, match="is no name of a file"):
+                refuse(nameless)
 
 
 def test_a_new_file_has_the_mode_that_any_program_gives(tmp_path):
