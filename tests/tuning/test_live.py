@@ -185,6 +185,8 @@ def test_all_trials_fail(context, trace, timed):
 _NOT_OPTIONS = [
     ({"trials": 0}, "trials"),
     ({"steps": 0}, "steps"),
+    ({"seed": -1}, "seed must be a whole number of at least 0"),
+    ({"seed": 2**32}, "seed must be"),
     ({"policy": "paper", "batching": False}, "leave out policy=, batching=: trials decide"),
     ({"plan": "plan.json"}, "leave out plan="),
     ({"sync_every": 5}, "leave out sync_every="),

@@ -15,6 +15,7 @@ from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing
 from caramel.analyzers.policies.batching import paper_batching
 from caramel.analyzers.policies.best_packing import choose_packing
 from caramel.analyzers.policies.packing import backward_only, paper_packing
+from caramel.errors import InputError
 from caramel.facts import FORWARD, NO_LIMIT, Boundaries, Boundary, Buckets, InFlight
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.contention import Contention
@@ -234,3 +235,15 @@ def test_transfers_are_cut_where_their_parts_gain_much(small, larger, parts):
         )
     chosen = choose_packing(Boundaries(tuple(gradients), compute_s), network, search=False)
     assert parts <= len(chosen.transfers) / 4 < 2 * parts
+
+
+@pytest.mark.parametrize(("algorithm", "depth"), [("ring", 4), ("native", 1)])
+def test_networks_whose_threshold_is_not_known(algorithm, depth):
+    """They were measured in chunks only, or by TensorFlow's own all-reduce only: the paper's rules are left out."""
+    boundaries, _ = layers(1, 1, 0.0)
+    curve = Curve.fitted(WORKERS, algorithm, depth, [Sample(64, 1e-4), Sample(2**22, 4e-2)])
+    network = Network(CollectiveOptions(network=NetworkModel("a test", (curve,))), WORKERS)
+    assert not network.has_threshold
+    validate_schedule(boundaries, choose_packing(boundaries, network))
+    with pytest.raises(InputError):
+        paper_batching().run(boundaries, network)
