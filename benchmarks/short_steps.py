@@ -126,14 +126,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The medians of all rounds, and of ratios in the same round; "-" for contenders that did not take part.
 
     Args:
-        rows: what `measure` has found.
+        rows: what `measure` has found; a star stands at those of an older version, with a driver outside of the hosts.
     """
     names = [name for name in TITLES if any(name in row["times_s"] for row in rows)]
     titles = {workload.name: workload.title for workload in SHORT}
     lines = []
     for row in rows:
         times_s = row["times_s"]
-        line = [titles[row["workload"]], str(row["workers"]), str(row["steps"])]
+        mark = " *" if row.get("driver_outside") else ""
+        line = [titles[row["workload"]] + mark, str(row["workers"]), str(row["steps"])]
         line += [f"{statistics.median(times_s[name]) * 1e3:.2f}" if name in times_s else "-" for name in names]
         for ours, theirs in ((FED, MIRRORED), (ON_WORKERS, MIRRORED), (ON_WORKERS, FED)):
             ratio = paired_ratio(times_s[ours], times_s[theirs]) if theirs in times_s else None

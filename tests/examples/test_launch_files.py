@@ -16,7 +16,7 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PROJECT = (ROOT / "pyproject.toml").read_text()
-EXTRAS = re.compile(r"caramel-tf\[([\w,]+)\]")
+EXTRAS = re.compile(r"""(?:caramel-tf|pip install "\.)\[([\w,]+)\]""")
 
 
 def documents(name):
@@ -113,7 +113,7 @@ def test_extras_that_are_named_exist():
     named = {
         (path, name) for path, text in texts.items() for names in EXTRAS.findall(text) for name in names.split(",")
     }
-    assert {name for _, name in named} >= {"ray", "browser"}
+    assert {name for _, name in named} >= {"ray", "tensorboard"}
     assert not [(str(path), name) for path, name in named if name not in extras]
 
 
