@@ -387,13 +387,6 @@ def joined(first: Value, second: Value) -> Value | None:
             return value
         if (
             isinstance(value, Independent)
-            and isinstance(alternative, Examples)
-            and value.power == 0
-            and alternative.power == 0
-        ):
-            return replace(alternative, repeated=False)
-        if (
-            isinstance(value, Independent)
             and isinstance(alternative, Total)
             and value.power == 0
             and alternative.power == -1

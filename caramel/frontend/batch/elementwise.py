@@ -426,8 +426,10 @@ def _bitcast(op: Op) -> Value:
 def _looked_up(op: Op) -> Value:
     """What a table has for each key."""
     table, keys, default = op.inputs
-    if not isinstance(table, Independent) or not isinstance(default, Independent):
+    if not isinstance(table, Independent) or not is_invariant(default):
         return op.unknown("looks up in a table that depends on the examples")
+    if isinstance(keys, Examples) and keys.power != 0:
+        return op.unknown("looks up what depends on the number of examples")
     if isinstance(keys, Examples):
         return replace(keys, power=Fraction(0), normalised=False)
     if isinstance(keys, Independent):

@@ -17,6 +17,9 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.batch.elementwise import other_rows
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved
 
+_PLACES_OF_THE_NUMBER = "looks up at places that depend on the number of examples"
+"""Why nothing is known of what is looked up there."""
+
 
 def _gather(op: Op) -> Value:
     """Rows of one tensor, at the indices of another."""
@@ -42,6 +45,8 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: 
         if table.axis == indices.axis < batched and table.arrangement == indices.arrangement:
             return replace(table, repeated=False, mixed_by=table.mixed_by or indices.mixed_by)
         return op.unknown("looks up examples by what other examples say")
+    if isinstance(indices, Examples) and indices.power != 0:
+        return op.unknown(_PLACES_OF_THE_NUMBER)
     if isinstance(indices, Examples) and is_invariant(table):
         place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
         return replace(indices, axis=place, power=Fraction(0))
@@ -60,6 +65,8 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: 
 def _gather_nd(op: Op) -> Value:
     table = op.inputs[0] if op.node.op == "GatherNd" else INVARIANT
     indices, rank = op.inputs[1], op.rank(1)
+    if isinstance(indices, Examples) and indices.power != 0:
+        return op.unknown(_PLACES_OF_THE_NUMBER)
     if is_invariant(table) and isinstance(indices, Examples) and rank is not None:
         return op.unknown(MIXES_EXAMPLES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
     if isinstance(table, (Total, Independent)) and is_invariant(indices):
@@ -71,6 +78,8 @@ def _one_hot(op: Op) -> Value:
     indices, rank = op.inputs[0], op.rank(0)
     if not isinstance(indices, Examples) or rank is None or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown("cannot be followed")
+    if indices.power != 0:
+        return op.unknown(_PLACES_OF_THE_NUMBER)
     axis = op.node.attr["axis"].i % (rank + 1)
     return replace(indices, axis=indices.axis + (axis <= indices.axis), power=Fraction(0))
 

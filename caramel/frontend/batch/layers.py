@@ -66,13 +66,16 @@ GENERATOR_OPS = op_names("StatefulStandardNormalV2 StatefulTruncatedNormal State
 """Ops that make a tensor of random numbers from a generator's state; its shape is their third input."""
 
 
-def _by_first_axis(op: Op) -> Value:
+def _by_first_axis(op: Op) -> Value | Sequence[Value]:
     needed = FIRST_AXIS_OPS[op.node.op]
     examples = [v for v in op.inputs if isinstance(v, Examples)]
     if not isinstance(op.inputs[needed], Examples):
         return op.unknown("does not work on one example after the other here")
+    is_by_rows = op.node.op in _BY_ROWS or op.node.op.startswith("ImageProjective")
     if any(v.axis != 0 for v in examples) or len({v.arrangement for v in examples}) != 1:
         return op.unknown("brings different examples together")
+    if len(examples) > 1 and not is_by_rows:
+        return op.unknown("has examples in place of what is the same for all")
     if op.node.op in _BY_ROWS:
         shape = op.shape(needed)
         count = None if shape is None else shape[0]
@@ -80,7 +83,12 @@ def _by_first_axis(op: Op) -> Value:
             return unknown
     if "ksize" in op.node.attr and list(op.node.attr["ksize"].list.i)[:1] not in ([1], []):
         return op.unknown("takes several examples together")
-    return _own(op, examples, linear=op.node.op in _LINEAR_OPS or op.node.op.startswith(("Conv", "Depthwise")))
+    value = _own(op, examples, linear=op.node.op in _LINEAR_OPS or op.node.op.startswith(("Conv", "Depthwise")))
+    if op.node.op.startswith("Fractional"):
+        return [value, INVARIANT, INVARIANT]
+    if "include_batch_in_index" in op.node.attr and op.node.attr["include_batch_in_index"].b:
+        return [value, op.unknown("numbers the entries of all examples")]
+    return value
 
 
 def _own(op: Op, examples: Sequence[Examples], linear: bool) -> Value:

@@ -362,6 +362,8 @@ def _is_one_at(op: Op, axis: int) -> bool:
 
 def _pad(op: Op) -> Value:
     value, padding = op.inputs[0], op.constant(1)
+    if not all(map(is_invariant, op.inputs[2:])):
+        return op.unknown("adds entries that depend on the batch")
     if not isinstance(value, Examples):
         if is_invariant(value) or (isinstance(value, Total) and value.power == -1) or _pads_with_zeros(op):
             return varying_arguments(op) or moved(op, value, None)

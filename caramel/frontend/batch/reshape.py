@@ -38,6 +38,8 @@ def _target_sizes(op: Op, target: Independent) -> list[Size | None]:
     if target.sizes is None:
         return [None if d is None else Size(Fraction(d)) for d in static_sizes or []]
     sizes = [None if s.coefficient is not None and s.coefficient < 0 else s for s in target.sizes]
+    if op.knows_rows and all(s is None or s.power == 0 for s in sizes):
+        return sizes  # no other size is that of the batch, whatever numbers they are
     for axis, (size, static) in enumerate(zip(sizes, static_sizes or sizes)):
         if size is None and isinstance(static, int):
             sizes[axis] = Size(Fraction(static))
@@ -62,7 +64,8 @@ def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None
             return op.unknown(_CANNOT_FOLLOW)
     elif (before is None and axis > 0) or (after is None and not _ends_alike(trailing, sizes[axis + 1 :])):
         return op.unknown(_CANNOT_FOLLOW)
-    return replace(value, axis=axis, before=before, after=after)
+    is_as_before = (before, after) == (value.before, value.after)
+    return replace(value, axis=axis, before=before, after=after, repeated=value.repeated and is_as_before)
 
 
 def _static(size: Size | None) -> int | None:

@@ -47,7 +47,7 @@ def _sampler(op: Op) -> Value | Sequence[Value]:
 def _accidental_hits(op: Op) -> Value:
     """The places of drawn classes among the true classes of the examples."""
     true_classes, drawn = op.inputs
-    is_plain = isinstance(true_classes, Examples) and true_classes.is_plain
+    is_plain = isinstance(true_classes, Examples) and true_classes.is_plain and true_classes.power == 0
     return Entries() if is_plain and is_invariant(drawn) else op.unknown(MIXES_EXAMPLES)
 
 

@@ -92,8 +92,9 @@ def _entry_taken(op: Op) -> int | None:
     """Which entry of a vector an op takes as a scalar; None if it does something else."""
     if op.node.op == "GatherV2":
         return op.integer(1) if op.rank(1) == 0 else None
-    shrinks = op.node.op == "StridedSlice" and op.node.attr["shrink_axis_mask"].i == 1
-    return op.integer(1) if shrinks and not op.node.attr["new_axis_mask"].i else None
+    if op.node.op != "StridedSlice" or op.node.attr["shrink_axis_mask"].i != 1:
+        return None
+    return None if op.node.attr["new_axis_mask"].i or op.node.attr["ellipsis_mask"].i else op.integer(1)
 
 
 def _size(op: Op) -> Value:
@@ -167,7 +168,7 @@ def _slice(op: Op) -> Value | None:
 
 def _gather(op: Op) -> Value | None:
     indices = op.integers(1)
-    return None if indices is None else _selected(op, lambda length: indices)
+    return None if indices is None or op.rank(1) not in (0, 1) else _selected(op, lambda length: indices)
 
 
 def _unpacked(op: Op) -> list[Value] | None:
