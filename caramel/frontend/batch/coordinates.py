@@ -74,7 +74,7 @@ def _beside(op: Op) -> Value:
         return op.unknown(_COUNTS_ANEW)
     mixed_by = None
     for other in others:
-        is_of_examples = isinstance(other, Examples) and other.is_plain
+        is_of_examples = isinstance(other, Examples) and other.is_plain and other.power == 0
         if not is_of_examples and not is_invariant(other):
             return op.unknown(_COUNTS_ANEW)
         mixed_by = mixed_by or (other.mixed_by if isinstance(other, Examples) else None)
@@ -134,7 +134,7 @@ def _with_offsets(op: Op) -> Value:
     places, shape, other = op.inputs[1 - at], op.shape(at), op.shape(1 - at)
     if shape is None or other is None or len(shape) != len(other) or shape[-1] != other[-1]:
         return op.unknown(_COUNTS_ANEW)
-    is_of_examples = isinstance(places, Examples) and places.is_plain
+    is_of_examples = isinstance(places, Examples) and places.is_plain and places.power == 0
     is_the_same = is_invariant(places) and other[0] == 1
     if not is_of_examples and not is_the_same:
         return op.unknown(_COUNTS_ANEW)

@@ -434,6 +434,8 @@ def of_independent(value, whole, parts, sizes):
     if value.power is None:
         alike = [(a, b) for (a, n), (b, m) in itertools.combinations(zip(arrays, counts), 2) if n == m]
         return None if all(same(a, b) for a, b in alike) else "differs between parts of the same size"
+    if not any(a.size for a in arrays):
+        return None  # of no entries, whatever their number along other axes is
     first = over(whole, counts[0], value.power)
     return None if all(same(over(a, n, value.power), first) for a, n in zip(parts, sizes)) else "is not the same"
 
