@@ -85,14 +85,15 @@ def predicted_beside(predicted_s: float, measured_s: float) -> str:
     """What was predicted, with how much less or more that is than what was measured.
 
     >>> predicted_beside(0.9, 1.0)
-    'predicted 900 ms, 10.0% less'
+    'predicted 900 ms, 10.0% less than measured'
 
     Args:
         predicted_s: predicted seconds of a step.
         measured_s: measured seconds of it.
     """
     difference = predicted_s / measured_s - 1
-    return f"predicted {format_ms(predicted_s)}, {abs(difference):.1%} {'less' if difference < 0 else 'more'}"
+    share = f"{abs(difference):.1%} {'less' if difference < 0 else 'more'}"
+    return f"predicted {format_ms(predicted_s)}, {share} than measured"
 
 
 @dataclass(frozen=True)

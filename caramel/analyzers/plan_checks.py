@@ -37,6 +37,15 @@ def check_applies(plan: Plan, model: Model, workers: int) -> None:
             f"the plan was made for another program (its digest is {plan.model_digest[:12]}, this one's "
             f"{model.digest[:12]}; {differences(plan.outline, model.outline)}): make the plan anew"
         )
+    check_workers(plan, workers)
+
+
+def check_workers(plan: Plan, workers: int) -> None:
+    """Check that a plan was made for a number of workers.
+
+    Raises:
+        PlanError: for another one.
+    """
     if plan.workers != workers:
         raise PlanError(f"the plan was made for {plan.workers} workers, not for {workers}: make the plan anew")
     if len(plan.devices) != workers:

@@ -313,6 +313,7 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
         CaramelError: an option does not fit, or a file of one cannot be read.
     """
     (predicted_worker_count if decisions.get("is_what_if") else worker_count)(workers, "--workers")
+    from caramel.analyzers.plan_checks import check_workers
     from caramel.compiler.options import CompileOptions
     from caramel.graph.devices import parse_devices
     from caramel.measure.trace_file import load_trace
@@ -326,7 +327,7 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
     if options.trace is not None:
         load_trace(decisions["trace"])
     if options.plan is not None:
-        Plan.load(decisions["plan"])
+        check_workers(Plan.load(decisions["plan"]), workers)
 
 
 def checked_place(

@@ -133,3 +133,11 @@ def test_local_processes(refused, options):
     ((name, value),) = options.items()
     with refused(caramel.InputError, name, str(value)):
         caramel.LocalProcesses(**options)
+
+
+def test_a_number_of_workers_is_no_permission_for_open_ports(refused):
+    """The first thing that one would give a cluster of local processes is how many there are."""
+    with pytest.raises(TypeError, match="positional argument"):
+        caramel.LocalProcesses(2)
+    with refused(caramel.InputError, "allow_open_ports", "2"):
+        caramel.LocalProcesses(allow_open_ports=2)

@@ -245,3 +245,8 @@ def test_errors_about_a_given_file_name_it(context, model, refused, tmp_path):
     ):
         with refused(caramel.TraceError, "elsewhere", said, "trace anew"):
             caramel.ARModel(context, 2, trace=replace(made, model_digest=digest, **times))
+
+
+def test_a_class_in_place_of_a_cluster(model, refused):
+    with refused(caramel.InputError, "caramel.InProcess()", "the class InProcess: it has no parentheses"):
+        model.session(caramel.InProcess)

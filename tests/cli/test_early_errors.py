@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from caramel.plan import Plan
+
 WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
 """Importing TensorFlow, or the program, which is none, ends it with another message."""
 
@@ -20,6 +22,7 @@ NEEDS = {
     "--workers 2 --plan FOLDER/missing.json": "missing.json' cannot be read",
     "--workers 2 --trace FOLDER/missing.json": "missing.json' cannot be read",
     "--workers 2 --plan FOLDER/damaged.json": "damaged.json",
+    "--workers 2 --plan FOLDER/of_three.json": "the plan was made for 3 workers, not for 2",
     "--workers 2 --plan FOLDER/missing.json --policy paper": "with --plan leave out --policy",
     "--workers 2 --step-timeout -1": "--step-timeout",
     "--workers 2 --device /job:worker/task:0": "device_list has 1 entries for 2 workers",
@@ -46,6 +49,22 @@ NEEDS = {
 }
 
 
+OF_THREE = Plan(
+    model_digest="f" * 64,
+    workers=3,
+    devices=tuple(f"/job:worker/task:{n}" for n in range(3)),
+    reduction="mean",
+    reduction_reason="the loss is a mean",
+    weighted=True,
+    deterministic=False,
+    statistics="local",
+    network=None,
+    transfers=(),
+    variable_classes=(),
+    notes=(),
+)
+
+
 def run(*arguments):
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -54,9 +73,13 @@ def run(*arguments):
 @pytest.mark.parametrize("options", NEEDS)
 def test_run(options, tmp_path):
     (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "of_three.json").write_text(OF_THREE.to_json())
     done = run("run", PROGRAM, *options.replace("FOLDER", str(tmp_path)).split())
     assert done.returncode in (1, 2) and NEEDS[options] in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr and sorted(path.name for path in tmp_path.iterdir()) == ["damaged.json"]
+    assert "Traceback" not in done.stderr and {path.name for path in tmp_path.iterdir()} == {
+        "damaged.json",
+        "of_three.json",
+    }
 
 
 @pytest.mark.parametrize("command", ["export --out FOLDER/exported", "plan"])

@@ -108,7 +108,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
     assert said(1.05, caramel.InProcess()).endswith(
-        "predicted 1000 ms, 4.8% less and within the interval of the prediction"
+        "predicted 1000 ms, 4.8% less than measured and within the interval of the prediction"
     )
     assert "\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
     assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith(
@@ -117,8 +117,8 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     armodel.plan = SimpleNamespace(
         prediction=None, workers=4, servers=SimpleNamespace(prediction=SimpleNamespace(step_s=1.0))
     )
-    assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms, 50.0% less")
-    assert "50.0% less\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
+    assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms, 50.0% less than measured")
+    assert "50.0% less than measured\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_stalls_are_where_no_op_runs(measured):
 @pytest.mark.processes
 def test_workers_receive_what_the_all_reduces_send(context, batch):
     model = caramel.ARModel(context, 2, algorithm="ring")
-    with model.session(caramel.LocalProcesses(NAMED)) as session:
+    with model.session(caramel.LocalProcesses(options=NAMED)) as session:
         steps = [measured_timeline(model.distributed, traced_step(session, batch)) for _ in range(6)]
     received = [[sum(size for _, size in lanes.received) for lanes in step.workers] for step in steps]
     complete = [model.plan.bytes_per_step] * 2  # a ring of two workers sends each element once

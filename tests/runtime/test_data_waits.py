@@ -75,7 +75,7 @@ def test_what_is_said_beside_a_prediction(data_wait_s, step_s, is_long):
     assert ("waits for its data" in text) == is_long
     if is_long:
         assert text.startswith("for 50 ms of it") and text.endswith(
-            "predicted 50 ms, 0.0% more and within the interval of the prediction"
+            "predicted 50 ms, 0.0% more than measured and within the interval of the prediction"
         )
     record = SimpleNamespace(median_step_s=step_s, data_wait_s=data_wait_s, steps_in_run=1, losses=[])
     plan = SimpleNamespace(prediction=prediction, notes=(), proof=())

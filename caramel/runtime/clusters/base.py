@@ -198,7 +198,9 @@ def check_cluster(cluster: Any) -> None:
         InputError: it has no `Cluster.start`.
     """
     if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
+        is_class = isinstance(cluster, type)
+        got = f"the class {cluster.__name__}: it has no parentheses" if is_class else shown(cluster)
         raise InputError(
             "a session runs on a cluster such as caramel.InProcess(), caramel.LocalProcesses() or "
-            f"caramel.Servers(['host0:2222', 'host1:2222']), got {shown(cluster)}"
+            f"caramel.Servers(['host0:2222', 'host1:2222']), got {got}"
         )

@@ -15,7 +15,7 @@ from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import START_TIMEOUT_S
-from caramel.util.arguments import timeout_s, whole_number
+from caramel.util.arguments import flag, timeout_s, whole_number
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Host:
     address: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalProcesses(Cluster):
     """Each task is a TensorFlow server in a process of its own on this machine, over gRPC.
 
@@ -62,6 +62,7 @@ class LocalProcesses(Cluster):
     options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
+        flag(self.allow_open_ports, "allow_open_ports")
         if self.base_port is not None:
             whole_number(self.base_port, "base_port", most=LAST_PORT, reason="it is the last port")
         object.__setattr__(self, "start_timeout_s", timeout_s(self.start_timeout_s, "start_timeout_s"))
