@@ -118,7 +118,9 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
         prediction=None, workers=4, servers=SimpleNamespace(prediction=SimpleNamespace(step_s=1.0))
     )
     assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms, 50.0% less than measured")
-    assert "50.0% less than measured\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
+    assert "50.0% less than measured\nnote: 4 workers share the 2 cores of this machine" in said(
+        2.0, caramel.InProcess()
+    )
 
 
 @pytest.mark.slow

@@ -280,6 +280,31 @@ def test_sums_that_are_parts_of_others(name, workers):
     assert_trains_as_one_device(shared(loss_of, results_of), workers, results_of(*[tf.ones(3, tf.float64)] * 3))
 
 
+TAKEN_APART = {
+    "unstack": tf.unstack,
+    "split": lambda sums: [part[0] for part in tf.split(sums, 2)],
+    "slices": lambda sums: [sums[0], sums[1]],
+}
+
+
+@pytest.mark.parametrize("workers", [3, *in_soak(1, 2, 4)])
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_sums_that_are_outputs_of_one_op(name, workers):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                each, weight = entropy(parts.first, x, y), number(y) + 1
+                sums = tf.reduce_sum(tf.stack([each * weight, weight], 1), 0)
+                of_losses, of_weights = TAKEN_APART[name](sums)
+                loss = of_losses / of_weights
+            parts.first.assign_sub(0.02 * tape.gradient(loss, parts.first))
+            return {"loss": loss, "of weights": of_weights}
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
 def test_a_sum_of_sums_is_refused(monkeypatch):
     """Should the search ever sum a part of what it has summed."""
     monkeypatch.setattr("caramel.frontend.roles.forward_search.Search._on_the_way", lambda *_: set())

@@ -8,7 +8,7 @@ from fit_common import CLASSES, FEATURES, arrays, both, dataset, same
 from variants import mostly_in_soak
 
 import caramel
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.keras import captured_steps
 
 

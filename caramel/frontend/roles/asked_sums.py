@@ -7,8 +7,8 @@ from fractions import Fraction
 from caramel.frontend.attributes import ASKED_ATTRIBUTE, GATHERED_ATTRIBUTE, TOTAL_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Independent, Total, Value
 from caramel.frontend.captured import RawProgram
-from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.summed_graph import with_entries
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import NodeDef, tensor_name
 from caramel.model import ForwardSum
 

@@ -14,7 +14,6 @@ from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others
-from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_in_loops,
@@ -34,6 +33,7 @@ from caramel.frontend.roles.step_gradients import (
     with_losses,
     with_seeds,
 )
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.frontend.roles.totals import addends_of, mixed_addends
 from caramel.frontend.roles.whole_batch import (
     beside_normalisation,

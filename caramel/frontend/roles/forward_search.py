@@ -18,9 +18,10 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import is_settled
 from caramel.frontend.roles.divergence import SHAPE_OPS
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.example_sizes import Sizes
 from caramel.frontend.roles.needs import ASSIGNMENTS, Look, Needs, kind_of_sum
 from caramel.frontend.roles.summed_graph import name_over_workers, with_share, with_size, with_sum
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
@@ -109,7 +110,7 @@ class Search:
             if needs.sizes and self._sized.issuperset(needs.sizes):
                 return None  # that was done, and has not helped: a loop, say, that runs as often as there are examples
             needs.gathers |= {
-                Gather(self.raw.made[name], at, None) for name, at in needs.sizes if looked.is_hidden(name, at)
+                Gather(self.raw.made[name], at, None) for name, at in needs.sizes if looked.sizes.is_hidden(name, at)
             }
             if needs.gathers:
                 raise GatherNeeded(needs.gathers, self.refusal)
@@ -191,11 +192,11 @@ class Search:
         """Make one of the values over all workers of which an input of what writes is a function; False without any."""
         written, looked = data_texts(writer)[position], Look(self.raw, reductions)
         if isinstance(reductions.value_of(written), Independent):
-            places = looked.size_inputs(writer.name, position)
+            places = looked.sizes.inputs_of(writer.name, position)
             return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
         if sums := looked.sums_behind(written):
             return self._add(sums[0], reductions, losses)
-        places = looked.sizes_in_numbers(writer.name, position) or looked.sizes_beside_shared(written)
+        places = looked.sizes.in_numbers(writer.name, position) or looked.sizes_beside_shared(written)
         places = places or self._sizes_for(written, reductions, losses)
         return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
 
@@ -266,14 +267,14 @@ class Search:
         Returns:
             Whether it does; else a gradient might read the number of a worker's examples.
         """
-        looked = Look(self.raw, reductions)
-        if not is_plain and not looked.is_its_own(name, position):
+        sizes = Sizes(self.raw, reductions)
+        if not is_plain and not sizes.is_its_own(name, position):
             return False
         graph = self.raw.graph
         if SIZED_ATTRIBUTE in graph[node_of(graph[name].input[position])].attr:
             name, position = node_of(graph[name].input[position]), 0
-        nodes = looked.behind_sizes(graph[name].input[position])
-        followed = [n for n in nodes if looked.has_followed_shape(n)]
+        nodes = sizes.behind(graph[name].input[position])
+        followed = [n for n in nodes if sizes.has_followed_shape(n)]
         shapes = {n: reductions.value_of(graph[n].input[0]) for n in followed}
         self.raw = with_size(self.raw, name, position, nodes, shapes)
         return True

@@ -18,9 +18,9 @@ from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
 from caramel.frontend.roles.forward_search import Analyse, GatherNeeded, Search
-from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.needs import kind_of_sum
 from caramel.frontend.roles.summed_graph import name_over_workers
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import node_of, tensor_name
 
 

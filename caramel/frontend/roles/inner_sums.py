@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles.forward_search import is_any_differentiated_again
-from caramel.frontend.roles.loss_reduction import Reductions, reductions_of
 from caramel.frontend.roles.needs import kind_of_sum
 from caramel.frontend.roles.nested_gradients import gradients_inside
 from caramel.frontend.roles.summed_graph import name_over_workers, with_sum
+from caramel.frontend.roles.tensor_reductions import Reductions, reductions_of
 from caramel.graph.graph import node_of, tensor_name
 from caramel.model import Input, VariableClass
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from caramel.errors import listed
 from caramel.frontend.captured import RawGradient, RawProgram
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import node_of
 from caramel.model import Gradient
 

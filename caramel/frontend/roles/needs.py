@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, PART_ATTRIBUTE, SIZED_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
     Followed,
@@ -24,11 +24,12 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import gathered_parts, is_plain
 from caramel.frontend.roles.divergence import SHAPE_OPS
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.example_sizes import Sizes
 from caramel.frontend.roles.output_reductions import EXTREMES
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.frontend.roles.totals import added_to
 from caramel.graph import ops
-from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import data_texts, node_of, tensor_name
 from caramel.graph.guards import Guards, guards_of
 from caramel.graph.shapes import static_size
 
@@ -79,6 +80,11 @@ class Look:
 
     raw: RawProgram
     reductions: Reductions
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes in the program."""
+        return Sizes(self.raw, self.reductions)
 
     @cached_property
     def _guards(self) -> Guards:
@@ -209,9 +215,9 @@ class Look:
                 needs.gathers |= gathers
             elif isinstance(value, Positions) and (gather := self._gather_of_mask(text)) is not None:
                 needs.gathers.add(gather)
-            elif self._is_sized(text):
+            elif self.sizes.is_sized(text):
                 needs.sizes.append((name, position))
-            elif sizes := self.sizes_in_numbers(name, position):
+            elif sizes := self.sizes.in_numbers(name, position):
                 needs.sizes += sizes
             else:
                 return Needs()
@@ -367,7 +373,7 @@ class Look:
         for name in self.causes(written):
             texts = data_texts(self.raw.graph[name])
             own = [at for at, text in enumerate(texts) if not is_everywhere(self.reductions.value_of(text))]
-            sizes = [self.sizes_in_numbers(name, at) for at in own]
+            sizes = [self.sizes.in_numbers(name, at) for at in own]
             if own and all(sizes):
                 return sizes[0]
         return []
@@ -386,116 +392,8 @@ class Look:
                 summed.add(name)
                 for position, text in enumerate(texts):
                     if node_of(text) not in summed:
-                        needs.sizes += self.size_inputs(name, position)
+                        needs.sizes += self.sizes.inputs_of(name, position)
         return needs
-
-    def size_inputs(self, name: str, position: int) -> list[tuple[str, int]]:
-        """The inputs behind one input of an op, itself included, that are made of the number of examples only.
-
-        Args:
-            name: name of the op.
-            position: which of its inputs.
-        """
-        text = data_texts(self.raw.graph[name])[position]
-        value = self.reductions.value_of(text)
-        if not isinstance(value, Independent) or value.power == 0:
-            return []
-        if self._is_sized(text):
-            return [(name, position)]
-        source = node_of(text)
-        return [
-            place
-            for number in range(len(data_texts(self.raw.graph[source])))
-            for place in self.size_inputs(source, number)
-        ]
-
-    def sizes_in_numbers(self, name: str, position: int) -> list[tuple[str, int]]:
-        """The inputs by which numbers follow from the number of examples, such as those of the rows of a batch.
-
-        These are numbers that an op reads, made of sizes and of values that are the same on all workers, such as the
-        place in a queue at which its next rows begin.
-
-        Args:
-            name: name of the op.
-            position: which of its inputs.
-
-        Returns:
-            None of them where the numbers are made of something else, too.
-        """
-        graph = self.raw.graph
-        found: dict[tuple[str, int], None] = {}
-        waiting, seen = [(name, position)], set[str]()
-        while waiting:
-            reader, at = waiting.pop()
-            text = data_texts(graph[reader])[at]
-            if is_everywhere(self.reductions.value_of(text)):
-                continue
-            source = graph[node_of(text)]
-            if self._is_sized(text):
-                found[reader, at] = None
-            elif ops.is_stateful(source) or source.op in ops.PLACEHOLDERS or ops.functions_of(source):
-                return []
-            elif source.name not in seen:
-                seen.add(source.name)
-                waiting += [(source.name, number) for number in range(len(data_texts(source)))]
-        return list(found)
-
-    def is_hidden(self, name: str, position: int) -> bool:
-        """Whether only another trace can tell what else follows from one of an op's inputs, which is made of sizes.
-
-        The op's own gradient may read it; and where it is a constant of a worker's part, shapes may follow from it.
-
-        Args:
-            name: name of the op.
-            position: which of its inputs.
-        """
-        text = self.raw.graph[name].input[position]
-        if name not in self.raw.made or SIZED_ATTRIBUTE in self.raw.graph[node_of(text)].attr:
-            return False
-        is_of_part = any(PART_ATTRIBUTE in self.raw.graph[each].attr for each in self.behind_sizes(text))
-        return is_of_part or not self.is_its_own(name, position)
-
-    def is_its_own(self, name: str, position: int) -> bool:
-        """Whether nothing else than an op, and perhaps its gradient, reads one of its inputs.
-
-        Args:
-            name: name of the op.
-            position: which of its inputs.
-        """
-        source, index = parse_input(self.raw.graph[name].input[position])
-        readers = self.raw.graph.readers(format_input(source, index))
-        return SIZED_ATTRIBUTE in self.raw.graph[source].attr or readers == (name,)
-
-    def _is_sized(self, text: str) -> bool:
-        """Whether a tensor depends on nothing but constants and the shapes of tensors."""
-        graph = self.raw.graph
-        return all(
-            not ops.is_stateful(graph[name])
-            and (graph[name].op not in ops.PLACEHOLDERS or SIZED_ATTRIBUTE in graph[name].attr)
-            and not ops.functions_of(graph[name])
-            for name in self.behind_sizes(text)
-        )
-
-    def behind_sizes(self, text: str) -> list[str]:
-        """The nodes of which a tensor is made, up to the ops that ask for the shape of one that is followed.
-
-        Args:
-            text: the tensor.
-        """
-        graph = self.raw.graph
-        behind = graph.ancestors([node_of(text)], control=False, stop=lambda name: self.has_followed_shape(name))
-        return [name for name in graph.order if name in behind]
-
-    def has_followed_shape(self, name: str) -> bool:
-        """Whether an op asks for the shape of a tensor of which it is known how it has the examples.
-
-        Args:
-            name: name of the op.
-        """
-        op = self.raw.graph[name]
-        return op.op in ("Shape", "Size") and isinstance(
-            self.reductions.value_of(op.input[0]), (Examples, Independent, Whole)
-        )
 
 
 def _is_any(needs: Needs) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from caramel.frontend.batch.domain import Examples, Independent, Unknown, is_invariant
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph import ops
 from caramel.graph.graph import Graph, data_texts, node_of, tensor_name
 from caramel.graph.shapes import static_shape

@@ -10,7 +10,7 @@ from caramel.frontend.batch.domain import Examples, Statistic, Total, Unknown, i
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.rewrites.references import refuse_reference
 from caramel.frontend.roles.divergence import Locality, rounds_differ
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of

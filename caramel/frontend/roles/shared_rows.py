@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from caramel.frontend.batch.domain import is_everywhere
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import Graph, behind_identities, data_texts, node_of, tensor_name
 from caramel.graph.shapes import static_shape
 from caramel.model import Gradient, Input

@@ -11,15 +11,23 @@ from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, 
 from caramel.frontend.batch.domain import Examples, Value
 from caramel.frontend.captured import Entry, RawProgram
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, parse_input, tensor_name
 from caramel.graph.nodes import constant, dtype_attribute, node
 from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import ForwardSum
 
+_NUMBER = "caramel/number_of_examples"
+"""Name of the node with the number of examples in a batch."""
+
 
 def name_over_workers(tensor: str) -> str:
-    """Name of the Identity that has a tensor's value of the whole batch."""
-    return f"{node_of(tensor)}/over_workers"
+    """Name of the Identity that has a tensor's value of the whole batch.
+
+    >>> name_over_workers("loss/Sum:0"), name_over_workers("unstack:1")
+    ('loss/Sum/over_workers', 'unstack/over_workers_1')
+    """
+    name, index = parse_input(tensor)
+    return f"{name}/over_workers{f'_{index}' if index else ''}"
 
 
 def with_sum(
@@ -155,7 +163,7 @@ def with_share(raw: RawProgram, result: str) -> RawProgram:
     """
     graph = raw.graph
     dtype = ops.output_types(graph[result])[0]
-    share, number = f"{result}/share", "examples/number"
+    share, number = f"{result}/share", _NUMBER
     added = [] if number in graph else _number_of_examples(graph, next(i.node for i in raw.inputs if i.split))
     wide = dtype_attribute("float64")
     added.append(_scalar(node(f"{share}/exact", "RealDiv", [number, number], T=wide)))
@@ -188,7 +196,7 @@ def with_share(raw: RawProgram, result: str) -> RawProgram:
 
 def _number_of_examples(graph: Graph, batch: str) -> list[NodeDef]:
     """Nodes of the number of examples in a batch, the last of which has it."""
-    number = "examples/number"
+    number = _NUMBER
     dtype = attr_value_pb2.AttrValue(type=ops.output_types(graph[batch])[0])
     whole, index = dtype_attribute("int64"), dtype_attribute("int32")
     shape = node(f"{number}/shape", "Shape", [batch], T=dtype, out_type=whole)

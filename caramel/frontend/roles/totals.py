@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from caramel.frontend.batch.domain import Examples, Independent, Total, Unknown, is_invariant, mixed_by
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import Graph, behind_identities, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Addend, Gradient

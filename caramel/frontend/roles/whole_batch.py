@@ -22,9 +22,10 @@ from caramel.frontend.roles.asked_sums import is_settled
 from caramel.frontend.roles.forward_search import GatherNeeded, Search
 from caramel.frontend.roles.forward_sums import with_forward_sums
 from caramel.frontend.roles.inner_sums import with_inner_sums
-from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
+from caramel.frontend.roles.loss_reduction import reduce_program
 from caramel.frontend.roles.needs import may_be_function_of_sums, written_by
 from caramel.frontend.roles.step_gradients import differentiated_by, gradients_of, loss_of, step_of
+from caramel.frontend.roles.tensor_reductions import Reductions, reductions_of
 from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.model import Input, Reduction, VariableClass
 

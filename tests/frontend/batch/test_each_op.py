@@ -21,7 +21,7 @@ from caramel.errors import CaptureError
 from caramel.frontend.batch import domain, elementwise, layers, rules
 from caramel.frontend.batch.domain import Kind
 from caramel.frontend.batch.row_constants import row_constants
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import Graph
 from caramel.graph.ops import op_names
 from caramel.model import Input

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caramel.frontend.rewrites.inline import inline
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 

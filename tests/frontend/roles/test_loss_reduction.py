@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.frontend.rewrites.inline import inline
-from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 
