@@ -7,6 +7,7 @@ import tensorflow as tf
 from variants import mostly_in_soak
 
 import caramel
+from caramel.frontend.roles import whole_batch
 from caramel.model import VariableClass
 
 RNG = np.random.default_rng(0)
@@ -74,13 +75,22 @@ def test_state_is_that_of_one_device(name):
     assert kind is (VariableClass.TOTAL if name in COUNTS else VariableClass.HYPERPARAMETER)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_what_batch_normalisation_keeps_stays_each_workers(fused):
+NORMALISED = {
+    "rows": ([6], {}),
+    "images": ([3, 3, 2], {}),
+    "axis by number": ([3, 3, 2], {"axis": 3}),
+    "channels first": ([2, 3, 3], {"axis": 1}),
+    "float16": ([3, 3, 2], {"axis": 3, "dtype": "mixed_float16"}),
+}
+"""Shape of an example, and arguments of the layer, whose moments go into the normalisation as they are or reshaped."""
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_what_batch_normalisation_keeps_stays_each_workers(name):
     """Also where another variable has a mean that is that of one device."""
-    normalise = keras.layers.BatchNormalization()
-    network = keras.Sequential(
-        [keras.Input([3, 3, 2] if fused else [6]), normalise, keras.layers.Flatten(), keras.layers.Dense(1)]
-    )
+    shape, arguments = NORMALISED[name]
+    normalise = keras.layers.BatchNormalization(**arguments)
+    network = keras.Sequential([keras.Input(shape), normalise, keras.layers.Flatten(), keras.layers.Dense(1)])
     state = tf.Variable(tf.zeros([]), name="c")
 
     def step(x):
@@ -110,3 +120,43 @@ def test_what_stays_each_workers_is_said(name):
     _, armodel = trained(LARGEST[name], 2)
     assert armodel.model.variable_by_name["c"].kind is VariableClass.STATISTICS
     assert any("each worker keeps its own value of c:" in note for note in armodel.plan.notes)
+
+
+def test_many_variables_are_found_together(monkeypatch):
+    """Also beside some that stay each worker's: the program is analysed a few times, and not for each of them."""
+    weight = tf.Variable(tf.ones([6], tf.float64), name="w")
+    means = [tf.Variable(tf.zeros([4], tf.float64), name=f"mean_{n}") for n in range(12)]
+    others = [tf.Variable(tf.zeros([4], tf.float64), name=f"other_{n}") for n in range(6)]
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, weight) - tf.cast(y, tf.float64)) ** 2)
+        for number, state in enumerate(means):
+            state.assign(0.9 * state + tf.reduce_mean((number + x[:, :4]) ** 2, 0))
+        for number, state in enumerate(others):
+            list(LARGEST.values())[number % 2](state, x + number, y)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    def state_of(workers):
+        for variable in (*means, *others):
+            variable.assign(tf.zeros([4], tf.float64))
+        weight.assign(tf.ones([6], tf.float64))
+        if workers == 0:
+            for x, y in BATCHES:
+                step(tf.constant(x), tf.constant(y))
+            return [mean.numpy() for mean in means]
+        analysed = []
+        analyse = whole_batch.reductions_of
+        monkeypatch.setattr(whole_batch, "reductions_of", lambda *given: analysed.append(0) or analyse(*given))
+        armodel = caramel.ARModel(caramel.capture(step, SPECS), workers)
+        assert len(analysed) < 8
+        kinds = {v.name: v.kind for v in armodel.model.variables}
+        assert {kinds[v.name.split(":")[0]] for v in means} == {VariableClass.HYPERPARAMETER}
+        assert {kinds[v.name.split(":")[0]] for v in others} == {VariableClass.STATISTICS}
+        with armodel.session() as session:
+            session.run(BATCHES, progress=False)
+            session.write_back()
+        return [mean.numpy() for mean in means]
+
+    np.testing.assert_allclose(state_of(3), state_of(0), rtol=1e-10)

@@ -66,6 +66,7 @@ class Search:
         sources: tensors of the ops that add up the examples of each summed tensor.
         twice: summed tensors whose sources something else would have to sum, too.
         wanted_at_ops: those whose sources a result of the step would have to sum, too, which stays as it is.
+        unshared: names of the ops for which the last `with_updates` has failed.
     """
 
     raw: RawProgram
@@ -75,6 +76,7 @@ class Search:
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     twice: set[str] = field(default_factory=set)
     wanted_at_ops: set[str] = field(default_factory=set)
+    unshared: set[str] = field(default_factory=set)
     _entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     _sized: set[tuple[str, int]] = field(default_factory=set)
@@ -169,7 +171,8 @@ class Search:
         for _ in range(_MAX_ROUNDS):
             reductions, losses = self.analyse(self.raw)
             nodes = [self.raw.graph[name] for name in writers]
-            if any(node.op not in (*ASSIGNMENTS, *_SCATTERS) for node in nodes):
+            self.unshared = {node.name for node in nodes if node.op not in (*ASSIGNMENTS, *_SCATTERS)}
+            if self.unshared:
                 return None
             own = [
                 (node, position)
@@ -181,12 +184,41 @@ class Search:
                 return self.raw
             looked = Look(self.raw, reductions)
             rows = [each for each in own if each[0].op in _SCATTERS]
-            found = [looked.gather_of(n.name, at, reductions.value_of(data_texts(n)[at])) for n, at in rows]
-            if gathers := {gather for gather in found if gather is not None}:
+            found = [(n.name, looked.gather_of(n.name, at, reductions.value_of(data_texts(n)[at]))) for n, at in rows]
+            if gathers := {gather for _, gather in found if gather is not None}:
+                self.unshared = {name for name, gather in found if gather is not None}
                 raise GatherNeeded(gathers, self.refusal)
-            if not self._add_for_update(*own[0], reductions, losses):
+            if not self._add_for_updates(own, reductions, losses):
                 return None
         return None
+
+    def _add_for_updates(
+        self, own: Sequence[tuple[NodeDef, int]], reductions: Reductions, losses: Sequence[str]
+    ) -> bool:
+        """Make what some inputs of writers are functions of values over all workers; False where that fails for some.
+
+        Those that depend on what was added before are left to the next analysis, which knows of that.
+
+        Raises:
+            GatherNeeded: see `with_updates`.
+        """
+        refused: GatherNeeded | None = None
+        is_added = True
+        for node, position in own:
+            writer = self.raw.graph[node.name]
+            behind = self.raw.graph.ancestors([node_of(data_texts(writer)[position])], control=False)
+            if not all(map(reductions.has, behind)):
+                continue
+            try:
+                if self._add_for_update(writer, position, reductions, losses):
+                    continue
+                is_added = False
+            except GatherNeeded as needed:
+                refused = needed
+            self.unshared.add(node.name)
+        if refused is not None and is_added:
+            raise refused
+        return is_added
 
     def _add_for_update(self, writer: NodeDef, position: int, reductions: Reductions, losses: Sequence[str]) -> bool:
         """Make one of the values over all workers of which an input of what writes is a function; False without any."""

@@ -29,6 +29,9 @@ from caramel.frontend.roles.tensor_reductions import Reductions, reductions_of
 from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.model import Input, Reduction, VariableClass
 
+_SAME_ENTRIES = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "BroadcastTo", "StopGradient"})
+"""Ops whose result has the entries of their input, in another shape or element type."""
+
 
 def roles_of(
     raw: RawProgram,
@@ -157,7 +160,11 @@ def _with_shared_statistics(
     """
     ends = [node_of(tensor) for tensor in differentiated_by(raw, used)]
     shared, _ = _statistics_behind(graph, roles, ends)
-    return with_shared_updates(raw, used, inputs, roles, shared, refusal) if shared else None
+    if not shared:
+        return None
+    writers = [writer for handle in shared for writer in roles.writes.get(handle, ())]
+    summed = _search_for_updates(raw, used, inputs, roles, shared, refusal).with_updates(writers)
+    return None if summed is raw else summed
 
 
 def with_shared_state(
@@ -179,11 +186,19 @@ def with_shared_state(
     Returns:
         None where none of them can be shared.
     """
-    shared = with_shared_updates(raw, used, inputs, roles, own) if own else None
-    if shared is not None or len(own) < 2:
-        return shared
-    possible = [handle for handle in own if with_shared_updates(raw, used, inputs, roles, [handle]) is not None]
-    return with_shared_updates(raw, used, inputs, roles, possible) if possible else None
+    left = list(own)
+    while left:
+        search = _search_for_updates(raw, used, inputs, roles, left, CaptureError("it is exact without"))
+        writers = {handle: set(roles.writes.get(handle, ())) for handle in left}
+        try:
+            summed = search.with_updates([writer for each in writers.values() for writer in each])
+        except GatherNeeded:
+            summed = None
+        if summed is not None:
+            return None if summed is raw else summed
+        those = [handle for handle in left if writers[handle].isdisjoint(search.unshared)]
+        left = those if len(those) < len(left) else []
+    return None
 
 
 def beside_normalisation(
@@ -218,46 +233,37 @@ def _is_of_normalisation(step: Graph, writers: Sequence[str], reductions: Reduct
             return True
         if isinstance(reductions.value_of(text), Examples):
             continue
-        if any(BATCH_NORMALISATION.search(reader) for reader in step.data_readers(name)):
+        if _normalises(step, name):
             return True
         waiting += data_texts(step[name])
     return False
 
 
-def with_shared_updates(
+def _normalises(step: Graph, name: str) -> bool:
+    """Whether a batch is normalised by what a node makes, perhaps in another shape or element type."""
+    waiting = [name]
+    seen: set[str] = set()
+    while waiting:
+        for reader in step.data_readers(waiting.pop()):
+            if BATCH_NORMALISATION.search(reader):
+                return True
+            if step[reader].op in _SAME_ENTRIES and reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+    return False
+
+
+def _search_for_updates(
     raw: RawProgram,
     used: Sequence[RawGradient],
     inputs: Sequence[Input],
     roles: variable_classes.Roles,
     shared: Sequence[str],
-    refusal: CaptureError | None = None,
-) -> RawProgram | None:
-    """The program that writes the same to some variables on all workers, as if each had the whole batch.
-
-    Args:
-        raw: the captured program.
-        used: its gradients.
-        inputs: its inputs.
-        roles: classes of its variables.
-        shared: handles of variables that are no parameters, or that the program trains without gradients.
-        refusal: why the program cannot be replicated without; None where it can.
-
-    Returns:
-        None if what is written is no function of sums over the examples, as far as can be told.
-
-    Raises:
-        GatherNeeded: the examples of all workers are needed, and there is a refusal.
-    """
+    refusal: CaptureError,
+) -> Search:
+    """The search for what makes some variables the same on all workers, which is taken to hold already."""
     kinds = {**roles.kinds, **dict.fromkeys(shared, VariableClass.HYPERPARAMETER)}
-    writers = [writer for handle in shared for writer in roles.writes.get(handle, ())]
-    search = Search(raw, _analyse(used, inputs, kinds), (), refusal or CaptureError("it is exact without"))
-    try:
-        summed = search.with_updates(writers)
-    except GatherNeeded:
-        if refusal is not None:
-            raise
-        return None
-    return None if summed is raw else summed
+    return Search(raw, _analyse(used, inputs, kinds), (), refusal)
 
 
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
