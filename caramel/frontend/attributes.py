@@ -42,7 +42,16 @@ SINGLE_ATTRIBUTE = "_caramel_single_examples"
 """Attribute of an Identity of gradients by a variable of which each example has its own, or of what is made of them."""
 
 CUSTOM_ATTRIBUTE = "_caramel_custom"
-"""Attribute of an Identity of what the program's own gradient function gives (`tf.custom_gradient`)."""
+"""Attribute of an Identity of what the program's own gradient function gives (`tf.custom_gradient`); its value is the
+number of the call of the function that it is for."""
+
+UPSTREAM_ATTRIBUTE = "_caramel_upstream"
+"""Attribute of an Identity through which a gradient enters such a gradient function; its value is that number, and the
+place among the results of the call of the one whose gradient it is."""
+
+OWN_RESULTS_ATTRIBUTE = "_caramel_own_results"
+"""Attribute of an op with results of such calls; its value is a flat list of triples (number of the call, place among
+its results, output index)."""
 
 ASKED_ATTRIBUTE = "_caramel_all_reduce"
 """Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
@@ -83,6 +92,8 @@ _CAPTURE_ATTRIBUTES = (
     FORWARD_ATTRIBUTE,
     SINGLE_ATTRIBUTE,
     CUSTOM_ATTRIBUTE,
+    UPSTREAM_ATTRIBUTE,
+    OWN_RESULTS_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     ENTERING_ATTRIBUTE,
     ASKED_ATTRIBUTE,
@@ -126,3 +137,21 @@ def targets_at(node: NodeDef) -> list[tuple[int, str]]:
     """The outputs of a node that are differentiated, each with the number of the call."""
     marks = list(node.attr[TARGETS_ATTRIBUTE].list.i) if TARGETS_ATTRIBUTE in node.attr else []
     return [(call, f"{node.name}:{index}") for call, index in zip(marks[::2], marks[1::2])]
+
+
+def own_results_at(node: NodeDef) -> list[tuple[int, int, str]]:
+    """The outputs of a node that functions with a gradient function of their own return.
+
+    Args:
+        node: the node.
+
+    Returns:
+        For each the number of the call, its place among the results of the call, and its tensor.
+    """
+    marks = list(node.attr[OWN_RESULTS_ATTRIBUTE].list.i) if OWN_RESULTS_ATTRIBUTE in node.attr else []
+    return [(call, place, f"{node.name}:{at}") for call, place, at in zip(marks[::3], marks[1::3], marks[2::3])]
+
+
+def scope_of(node: NodeDef) -> str:
+    """Prefix of the name of a node that was inlined from a function, which tells apart several calls; "" for others."""
+    return node.attr[SCOPE_ATTRIBUTE].s.decode() if SCOPE_ATTRIBUTE in node.attr else ""

@@ -164,6 +164,14 @@ class Analysis:
         self._given[node] = value
         self._values.clear()
 
+    def assuming(self, values: Mapping[str, Value]) -> Analysis:
+        """Another interpretation of the same graph, with these values for some nodes.
+
+        Args:
+            values: abstract value of the outputs of nodes, by name.
+        """
+        return Analysis(self._graph, self._bodies, {**self._given, **values}, self._constants, self._function)
+
     def notes_behind(self, tensors: Sequence[str]) -> tuple[str, ...]:
         """Names of the ops behind some tensors that put a value of the whole batch into values of single examples."""
         for tensor in tensors:

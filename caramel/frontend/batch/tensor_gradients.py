@@ -15,12 +15,12 @@ from caramel.frontend.attributes import (
     ENTERING_ATTRIBUTE,
     OVER_WORKERS_ATTRIBUTE,
     RESULT_ATTRIBUTE,
-    SCOPE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
+    scope_of,
     targets_at,
 )
 from caramel.frontend.batch.domain import Examples, Total, Value, is_invariant
-from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.graph import Graph, node_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def tensor_gradients(graph: Graph) -> Mapping[str, TensorGradient]:
     targets: dict[tuple[int, str], list[str]] = {}
     for node in graph:
         if SOURCE_ATTRIBUTE in node.attr:
-            sources.setdefault((node.attr[SOURCE_ATTRIBUTE].list.i[0], _scope(node)), []).append(node.input[0])
+            sources.setdefault((node.attr[SOURCE_ATTRIBUTE].list.i[0], scope_of(node)), []).append(node.input[0])
         for call, tensor in targets_at(node):
-            targets.setdefault((call, _scope(node)), []).append(tensor)
+            targets.setdefault((call, scope_of(node)), []).append(tensor)
     found = {}
     for name, node in results.items():
         number, call, is_by_example = node.attr[RESULT_ATTRIBUTE].list.i
-        of_number, of_call = sources.get((number, _scope(node)), []), targets.get((call, _scope(node)), [])
+        of_number, of_call = sources.get((number, scope_of(node)), []), targets.get((call, scope_of(node)), [])
         if len(of_number) == 1 and of_call:
             found[name] = TensorGradient(of_number[0], tuple(of_call), bool(is_by_example))
     return found
@@ -123,10 +123,6 @@ def _passes_workers(graph: Graph, name: str, source: str) -> bool:
         return False
     within = over_workers & graph.ancestors([name], control=False)
     return any(source in graph.ancestors([each], control=False) for each in within)
-
-
-def _scope(node: NodeDef) -> str:
-    return node.attr[SCOPE_ATTRIBUTE].s.decode() if SCOPE_ATTRIBUTE in node.attr else ""
 
 
 def unscaled_gradients(

@@ -29,11 +29,13 @@ from caramel.frontend.attributes import (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
     MADE_ATTRIBUTE,
+    OWN_RESULTS_ATTRIBUTE,
     RESULT_ATTRIBUTE,
     SEED_ATTRIBUTE,
     SINGLE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
+    UPSTREAM_ATTRIBUTE,
 )
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
@@ -99,6 +101,7 @@ class Recorder:
             of what is differentiated.
         single_examples: for each place with gradients of single examples why they cannot be aggregated.
         custom_depth: number of nested functions that run at this moment and have a gradient function of their own.
+        own_functions: number of calls of such functions so far.
         own_gradient_depth: number of these gradient functions that run at this moment: what they differentiate is part
             of the differentiation that calls them.
         trace: number of the capture, for which functions are traced anew.
@@ -122,6 +125,7 @@ class Recorder:
     vectorised_depth: int = 0
     single_examples: list[str] = field(default_factory=list)
     custom_depth: int = 0
+    own_functions: int = 0
     own_gradient_depth: int = 0
     trace: int = field(default_factory=lambda: next(_numbers))
     gathers: Collection[Gather] = ()
@@ -353,14 +357,22 @@ class Recorder:
         finally:
             self.custom_depth -= 1
         spec = inspect.getfullargspec(own_gradient)
+        self.own_functions += 1
+        number = self.own_functions
+        for place, each in enumerate(tf.nest.flatten(result)):
+            if is_tensor(each):
+                _extend(each.op, OWN_RESULTS_ATTRIBUTE, number, place, each.value_index)
 
         def marked(*upstream: Any, **given: Any) -> Any:
+            entering = [
+                _marked(each, "caramel_upstream", UPSTREAM_ATTRIBUTE, number, n) for n, each in enumerate(upstream)
+            ]
             self.own_gradient_depth += 1
             try:
-                own = own_gradient(*upstream, **given)
+                own = own_gradient(*entering, **given)
             finally:
                 self.own_gradient_depth -= 1
-            return tf.nest.map_structure(_of_custom_gradient, own)
+            return tf.nest.map_structure(lambda each: _marked(each, "caramel_custom", CUSTOM_ATTRIBUTE, number), own)
 
         def marked_with_variables(*upstream: Any, variables: Any = None) -> Any:
             return marked(*upstream, **({} if variables is None else {"variables": variables}))
@@ -413,11 +425,7 @@ class Recorder:
         return self._gathered[key][1]
 
     def _mark_target(self, tensor: Any) -> None:
-        marks = attr_value_pb2.AttrValue()
-        if TARGETS_ATTRIBUTE in tensor.op.node_def.attr:
-            marks.CopyFrom(tensor.op.node_def.attr[TARGETS_ATTRIBUTE])
-        marks.list.i.extend((self.call, tensor.value_index))
-        tensor.op._set_attr(TARGETS_ATTRIBUTE, marks)
+        _extend(tensor.op, TARGETS_ATTRIBUTE, self.call, tensor.value_index)
 
 
 def _dtype_of(argument: Any, arguments: Iterable[Any], keywords: Mapping[str, Any]) -> Any:
@@ -472,14 +480,28 @@ def _of_single_examples(tensor: Any) -> Any:
     return _marked_identity(tensor, "caramel_single_examples", SINGLE_ATTRIBUTE)
 
 
-def _of_custom_gradient(gradient: Any) -> Any:
-    return _marked_identity(gradient, "caramel_custom", CUSTOM_ATTRIBUTE) if is_tensor(gradient) else gradient
-
-
 def _marked_identity(tensor: Any, name: str, attribute: str) -> Any:
     marked = tf.identity(tensor, name=name)
     marked.op._set_attr(attribute, attr_value_pb2.AttrValue(b=True))
     return marked
+
+
+def _marked(tensor: Any, name: str, attribute: str, *numbers: int) -> Any:
+    """An Identity of a tensor with a list of numbers; what is no tensor stays as it is."""
+    if not is_tensor(tensor):
+        return tensor
+    marked = tf.identity(tensor, name=name)
+    _extend(marked.op, attribute, *numbers)
+    return marked
+
+
+def _extend(op: Any, attribute: str, *numbers: int) -> None:
+    """Add numbers to an attribute that is a list of them."""
+    marks = attr_value_pb2.AttrValue()
+    if attribute in op.node_def.attr:
+        marks.CopyFrom(op.node_def.attr[attribute])
+    marks.list.i.extend(numbers)
+    op._set_attr(attribute, marks)
 
 
 def is_tensor(value: Any) -> bool:

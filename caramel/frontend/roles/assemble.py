@@ -15,10 +15,10 @@ from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
+from caramel.frontend.roles.own_gradients import refuse_mixed_gradients
 from caramel.frontend.roles.refusals import (
     refuse_in_loops,
     refuse_irreplicable,
-    refuse_mixed_gradients,
     refuse_uneven_rounds,
 )
 from caramel.frontend.roles.shared_rows import with_shared_rows

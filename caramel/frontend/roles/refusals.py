@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caramel.errors import CaptureError, UnsupportedError
-from caramel.frontend.attributes import CUSTOM_ATTRIBUTE, GRADIENT_ATTRIBUTE
-from caramel.frontend.batch.domain import Examples, Statistic, Total, Unknown, is_everywhere
+from caramel.errors import UnsupportedError
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.rewrites.references import refuse_reference
 from caramel.frontend.roles.divergence import Locality, rounds_differ
-from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, data_texts, node_of
+from caramel.graph.graph import Graph, NodeDef, node_of
 from caramel.model import Gradient, Input
 
 
@@ -111,50 +109,6 @@ def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
     _check_node(inner, where, library)
     if inner.op == ops.VARIABLE:
         raise UnsupportedError(f"{where} makes a variable of its own. Make it outside the loop or branch")
-
-
-def refuse_mixed_gradients(step: Graph, reductions: Reductions, losses: Sequence[str]) -> None:
-    """Refuse gradient functions of the program's own that multiply gradients by a sum over the batch, or the like.
-
-    Args:
-        step: nodes of the step.
-        reductions: the analysis of the program.
-        losses: tensors that are differentiated.
-
-    Raises:
-        CaptureError: there is one, whose sum, or number of examples, is that of a worker's part.
-    """
-    known = [loss for loss in losses if reductions.has(loss)]
-    powers = {value.power for value in map(reductions.value_of, known) if isinstance(value, (Examples, Total))}
-    for node in step:
-        if CUSTOM_ATTRIBUTE not in node.attr:
-            continue
-        value = reductions.value_of(node.name)
-        if isinstance(value, (Examples, Total)) and powers and value.power not in powers:
-            raise CaptureError(
-                f"the gradient {node.name!r}, which comes from a tf.custom_gradient, is multiplied with the number of "
-                "examples or divided by it; each worker would take that of its own part. Let the function do without "
-                "it, or train with one worker"
-            )
-        mixing = _mixing_op(step, reductions, node.name)
-        if mixing is not None:
-            raise CaptureError(
-                f"{step[mixing].op} {mixing!r} puts a sum or mean over the batch into a gradient that comes from a "
-                "tf.custom_gradient; each worker would have that of its own part. Let the function do without it, or "
-                "train with one worker"
-            )
-
-
-def _mixing_op(step: Graph, reductions: Reductions, tensor: str) -> str | None:
-    """The op that makes a tensor out of sums over the batch and other values of the examples, if one does."""
-    value = reductions.value_of(tensor)
-    if isinstance(value, Examples):
-        return value.mixed_by or None
-    if not isinstance(value, Unknown) or value.unmodelled or value.node not in step:
-        return None
-    values = [reductions.value_of(text) for text in data_texts(step[value.node])]
-    has_sum = any(isinstance(each, (Total, Statistic)) for each in values)
-    return value.node if has_sum and sum(not is_everywhere(each) for each in values) > 1 else None
 
 
 def refuse_in_loops(raw: RawProgram) -> None:

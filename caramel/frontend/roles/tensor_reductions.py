@@ -7,6 +7,7 @@ with the op that made it so.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
 
 from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
@@ -78,6 +79,16 @@ class Reductions:
         """
         if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
             self._analysis.assume(node_of(gradient), _GRADIENT_VALUES[kind])
+
+    def assuming(self, values: Mapping[str, Value]) -> Reductions:
+        """Another analysis of the same program, with these values for some nodes.
+
+        Args:
+            values: abstract value of the outputs of nodes, by name.
+        """
+        other = copy(self)
+        other._analysis = self._analysis.assuming(values)
+        return other
 
     def has(self, tensor: str) -> bool:
         """Whether a tensor is one of what is analysed; the program may have more that no step needs."""
