@@ -1,14 +1,32 @@
 """Options that are wrong whatever the program is: found before TensorFlow is loaded, and before the program is."""
 
+import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from caramel.plan import Plan
 
-WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
-"""Importing TensorFlow, or the program, which is none, ends it with another message."""
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None
+import contextlib, io, json, traceback
+from caramel.cli.main import main
+
+for line in sys.stdin:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main(json.loads(line))
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            code = traceback.print_exc()
+    print(json.dumps([code, said.getvalue()]), flush=True)
+"""
+"""Runs one command after the other. Importing TensorFlow, or the program, which is none, gives another message."""
 
 PROGRAM = f"{__file__}:build"
 
@@ -65,13 +83,23 @@ OF_THREE = Plan(
 )
 
 
-def run(*arguments):
-    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def run():
+    """The exit status of a command and what it says, without TensorFlow."""
+    command = [sys.executable, "-c", WITHOUT_TENSORFLOW]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+
+        def done(*arguments):
+            process.stdin.write(f"{json.dumps(arguments)}\n")
+            code, said = json.loads(process.stdout.readline())
+            return SimpleNamespace(returncode=code, stderr=said)
+
+        yield done
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("options", NEEDS)
-def test_run(options, tmp_path):
+def test_run(run, options, tmp_path):
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "of_three.json").write_text(OF_THREE.to_json())
     done = run("run", PROGRAM, *options.replace("FOLDER", str(tmp_path)).split())
@@ -86,7 +114,7 @@ def test_run(options, tmp_path):
 @pytest.mark.parametrize(
     "options", ["--workers 0", "--workers 2 --algorithm nonsense", "--workers 2 --trace gone.json"]
 )
-def test_other_commands(command, options, tmp_path):
+def test_other_commands(run, command, options, tmp_path):
     verb, *rest = command.replace("FOLDER", str(tmp_path)).split()
     done = run(verb, PROGRAM, *rest, *options.split())
     wanted = {"0": "--workers must be", "nonsense": "nonsense", "gone.json": "gone.json"}[options.split()[-1]]
@@ -102,7 +130,7 @@ def test_other_commands(command, options, tmp_path):
     ],
     ids=["trace", "netbench"],
 )
-def test_ports_of_what_measures(command, wanted, tmp_path):
+def test_ports_of_what_measures(run, command, wanted, tmp_path):
     done = run(*command.replace("FOLDER", str(tmp_path)).split())
     assert done.returncode in (1, 2) and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
 
@@ -114,10 +142,10 @@ def test_ports_of_what_measures(command, wanted, tmp_path):
         ("--json", "nothing can be predicted without a network model"),
     ],
 )
-def test_what_a_plan_is_to_show(options, wanted):
+def test_what_a_plan_is_to_show(run, options, wanted):
     done = run("plan", PROGRAM, "--workers", "2", *options.split())
     assert done.returncode == 1 and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-def test_right_options_reach_tensorflow():
+def test_right_options_reach_tensorflow(run):
     assert "tensorflow" in run("run", PROGRAM, "--workers", "2").stderr

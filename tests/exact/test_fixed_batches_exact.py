@@ -235,9 +235,7 @@ def check_equal(got, want, workers):
 
 IN_EVERY_RUN = [
     Attention,
-    OneByOne,
     LiteralAndNumber,
-    RestByNumber,
     TakenApart,
     CutByNumber,
     QueueByNumber,
