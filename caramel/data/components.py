@@ -69,7 +69,7 @@ def arguments_of(element_spec: Any) -> list[Any]:
 
     The number of examples is left open, because a worker gets a part of them.
     """
-    arguments = list(element_spec) if _is_arguments(element_spec) else [element_spec]
+    arguments = list(element_spec) if is_tuple_of_parts(element_spec) else [element_spec]
     return tf.nest.map_structure(_open_batch, arguments)  # type: ignore[no-any-return]
 
 
@@ -97,7 +97,8 @@ def arguments_of_rows(element_spec: Any, rows: int) -> list[Any]:
     return tf.nest.map_structure(with_rows, arguments_of(element_spec))  # type: ignore[no-any-return]
 
 
-def _is_arguments(element_spec: Any) -> bool:
+def is_tuple_of_parts(element_spec: Any) -> bool:
+    """Whether a dataset's elements are tuples, each part of which is an argument of a step."""
     return isinstance(element_spec, tuple) and not hasattr(element_spec, "_fields")
 
 
@@ -124,7 +125,7 @@ def check_arguments(specs: Sequence[Any], element_spec: Any) -> None:
     Raises:
         InputError: naming what does not fit.
     """
-    arguments = list(element_spec) if _is_arguments(element_spec) else [element_spec]
+    arguments = list(element_spec) if is_tuple_of_parts(element_spec) else [element_spec]
     try:
         tf.nest.assert_same_structure(list(specs), arguments)
     except (TypeError, ValueError) as error:

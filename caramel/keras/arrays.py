@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import tensorflow as tf
 from caramel.data.components import EXAMPLES_ATTRIBUTE
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
+from caramel.keras.batch_layout import BatchLayout, template_of, without_none
 from caramel.keras.sparse_tensors import held, is_sparse, rows_of, some_rows, sparse_tensor
 from caramel.util.arguments import shown, whole_number
 
@@ -65,6 +67,12 @@ class Arrays:
         given = (self.x, self.y, self.sample_weight)
         return given if self.sample_weight is not None else given[: 1 if self.y is None else 2]
 
+    @property
+    def layout(self) -> BatchLayout:
+        """How a model's step takes a batch of them: inputs alone stand for themselves, if they are no tuple."""
+        is_alone = len(self.parts) == 1 and not isinstance(self.x, tuple)
+        return BatchLayout(is_alone, template_of(self.parts))
+
     @cached_property
     def examples(self) -> int:
         """Number of examples."""
@@ -79,9 +87,9 @@ class Arrays:
         Raises:
             InputError: it is no such number, or nothing is left on one side.
         """
-        if not isinstance(fraction, (int, float)) or isinstance(fraction, bool) or not 0 < fraction < 1:
+        if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 < float(fraction) < 1:
             raise InputError(f"validation_split is a fraction between 0 and 1, got {shown(fraction)}")
-        first = math.floor(self.examples * (1.0 - fraction))
+        first = math.floor(self.examples * (1.0 - float(fraction)))
         if first in (0, self.examples):
             raise InputError(
                 f"validation_split={fraction} of {self.examples} examples leaves none on one side: give another "
@@ -94,7 +102,7 @@ class Arrays:
             return some_rows(array, examples) if is_sparse(array) else array[examples]
 
         parts = (getattr(self, name) for name in ("x", "y", "sample_weight"))
-        return Arrays(*(None if p is None else tf.nest.map_structure(some, p) for p in parts))
+        return Arrays(*(tf.nest.map_structure(lambda leaf: leaf if leaf is None else some(leaf), p) for p in parts))
 
     def dataset(self, batch_size: int, shuffle: Any) -> tf.data.Dataset:
         """Batches of the examples; a pass has each once.
@@ -115,7 +123,8 @@ class Arrays:
         else:
             numbers = (numbers.shuffle(self.examples) if shuffle else numbers).batch(batch_size)
         # Beside the function and not in it, so that arrays with other values make the same function.
-        leaves = tf.nest.flatten(self.parts)
+        parts = without_none(self.parts)
+        leaves = tf.nest.flatten(parts)
         shapes = [tuple(leaf.shape[1:]) if is_sparse(leaf) else None for leaf in leaves]
         all_held = tuple(held(leaf) if is_sparse(leaf) else leaf for leaf in leaves)
         held_examples = tf.data.Dataset.from_tensors(all_held).repeat()
@@ -125,7 +134,7 @@ class Arrays:
                 tf.gather(of_leaf, batch) if shape is None else rows_of(of_leaf, shape, batch)
                 for of_leaf, shape in zip(examples, shapes)
             ]
-            return tf.nest.pack_sequence_as(self.parts, found)
+            return tf.nest.pack_sequence_as(parts, found)
 
         # The end of an iterator may wait for the thread that tunes its pipeline, and there is nothing to tune.
         options = tf.data.Options()
@@ -146,10 +155,9 @@ def are_arrays(x: Any) -> bool:
         return False
     if is_sparse(x):
         return True
-    if isinstance(x, (list, tuple)):
-        return len(x) > 0 and all(are_arrays(part) for part in x)
-    if isinstance(x, Mapping):
-        return len(x) > 0 and all(are_arrays(part) for part in x.values())
+    if isinstance(x, (list, tuple, Mapping)):  # of a model with an optional input one may be None
+        parts = [part for part in (x.values() if isinstance(x, Mapping) else x) if part is not None]
+        return len(parts) > 0 and all(map(are_arrays, parts))
     return hasattr(x, "shape") and hasattr(x, "__getitem__")
 
 
@@ -170,6 +178,8 @@ def _tensors(value: Any, name: str) -> Any:
     array = _column(value)
     if array.ndim == 0:
         raise InputError(f"{name} must be an array whose first dimension counts the examples, got {shown(value)}")
+    if array.dtype.kind in "mM":
+        raise InputError(f"{name} is an array of {array.dtype}: make it one of numbers, such as seconds")
     if array.dtype.kind in "OSU":
         if not all(isinstance(text, (str, bytes)) for text in array.flat):
             raise InputError(f"{name} is an array of Python objects: make it one of numbers or of strings")
@@ -202,7 +212,7 @@ def _weights_of_outputs(y: Any, weights: Any) -> Any:
     if not isinstance(weights, (tuple, dict)):
         if weights.ndim > 2 or (weights.ndim == 2 and weights.shape[1] != 1):
             raise InputError("sample_weight has several weights of an example: give one array for each output")
-        return tf.nest.map_structure(lambda _: weights, y)
+        return tf.nest.map_structure(lambda target: None if target is None else weights, y)
     try:
         tf.nest.assert_same_structure(y, weights)
     except (ValueError, TypeError) as error:

@@ -15,19 +15,25 @@ import tensorflow as tf
 from caramel.data.components import arguments_of, arguments_of_rows
 from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.programs.function_program import where_raised
-from caramel.keras.train_step import as_data
+from caramel.keras.batch_layout import BatchLayout
 
 _T = TypeVar("_T")
 
 
 def after_building(
-    model: Any, element_spec: Any, method: str, captured: Callable[[], _T], examples: int | None = None
+    model: Any,
+    element_spec: Any,
+    layout: BatchLayout,
+    method: str,
+    captured: Callable[[], _T],
+    examples: int | None = None,
 ) -> _T:
     """What a function captures once the model, its metrics and its optimizer have their variables.
 
     Args:
         model: the model.
         element_spec: structure of tf.TensorSpec of a batch.
+        layout: how a step takes a batch.
         method: name of the model's method for a step.
         captured: function that captures the step.
         examples: number of examples of every batch, where that is known.
@@ -36,17 +42,17 @@ def after_building(
         CaptureError: the step cannot be captured.
         InputError: the model cannot take such batches.
     """
-    if _build_from_output(model, element_spec, method):
+    if _build_from_output(model, element_spec, layout, method):
         try:
             return captured()
         except CaptureError as error:
             if not error.may_pass_later:
                 raise
-    _build_by_tracing(model, element_spec, method, examples)
+    _build_by_tracing(model, element_spec, layout, method, examples)
     return captured()
 
 
-def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
+def _build_from_output(model: Any, element_spec: Any, layout: BatchLayout, method: str) -> bool:
     """Make what a step of Keras' own needs from what is known of the model's output; whether that can be done.
 
     It is the layers that take long to trace, and they have their variables already.
@@ -61,7 +67,7 @@ def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def results(predicted: Any, *parts: Any) -> None:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_data(parts))
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(layout.given(parts))
         if method == "train_step":
             model.compute_loss(x, y, predicted, sample_weight, **mode)
         model.compute_metrics(x, y, predicted, sample_weight)
@@ -97,12 +103,13 @@ def _output(model: Any) -> tf.TensorSpec | None:
     return tf.TensorSpec(output.shape, output.dtype)
 
 
-def _build_by_tracing(model: Any, element_spec: Any, method: str, examples: int | None) -> None:
+def _build_by_tracing(model: Any, element_spec: Any, layout: BatchLayout, method: str, examples: int | None) -> None:
     """Make all that a step needs by tracing it.
 
     Args:
         model: the model.
         element_spec: structure of tf.TensorSpec of a batch.
+        layout: how a step takes a batch.
         method: name of the model's method for a step.
         examples: number of examples of every batch, where that is known.
 
@@ -115,11 +122,11 @@ def _build_by_tracing(model: Any, element_spec: Any, method: str, examples: int 
     try:
         try:  # as one device traces it; what fails half-way leaves variables of an optimizer that nobody can use
             specs = arguments_of(element_spec) if examples is None else arguments_of_rows(element_spec, examples)
-            _trace(getattr(model, method), specs)
+            _trace(getattr(model, method), layout, specs)
         except Exception:
             if examples is None:
                 raise
-            _trace(getattr(model, method), arguments_of(element_spec))
+            _trace(getattr(model, method), layout, arguments_of(element_spec))
     except Exception as error:  # Keras and the user's layers raise what they like
         hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
         has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1
@@ -143,11 +150,11 @@ def _seems_unbatched(model: Any, element_spec: Any) -> bool:
     return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
 
 
-def _trace(method: Any, arguments: Sequence[Any]) -> None:
+def _trace(method: Any, layout: BatchLayout, arguments: Sequence[Any]) -> None:
     """Trace a step, which makes the variables that it needs; nothing of it runs."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step(*parts: Any) -> None:
-        method(as_data(parts))
+        method(layout.given(parts))
 
     step.get_concrete_function(*arguments)

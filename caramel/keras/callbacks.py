@@ -24,8 +24,12 @@ _LOG_CALLBACKS = (
 _SAVING_CALLBACKS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 """Callbacks that look at values around a batch only if they save there."""
 
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-"""Methods of a callback that are called around batches."""
+_BATCH_HOOKS = {
+    "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+"""Methods of a callback that are called around batches, by what is done with them."""
 
 
 def callback_list(callbacks: Any, model: Any, verbose: int | str, epochs: int, steps: int | None, **more: Any) -> Any:
@@ -59,17 +63,22 @@ def listed_callbacks(callbacks: Any) -> list[Any]:
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
-def may_look_at_values(callback: Any) -> bool:
-    """Whether a callback is called around batches and may want the model's values there, or change them."""
-    return _has_hooks_beyond(callback, _LOG_CALLBACKS)
+def may_look_at_values(callback: Any, what: str = "train") -> bool:
+    """Whether a callback is called around batches and may want the model's values there, or change them.
+
+    Args:
+        callback: the callback.
+        what: what is done with the batches: ``"train"``, ``"test"`` or ``"predict"``.
+    """
+    return _has_hooks_beyond(callback, _LOG_CALLBACKS, what)
 
 
-def _has_hooks_beyond(callback: Any, kinds: Iterable[Any]) -> bool:
+def _has_hooks_beyond(callback: Any, kinds: Iterable[Any], what: str = "train") -> bool:
     """Whether a callback has hooks around batches besides those of Keras' own that do nothing, and of some kinds."""
     harmless = [keras.callbacks.Callback, *kinds]
     if getattr(callback, "save_freq", "epoch") == "epoch":
         harmless += _SAVING_CALLBACKS
-    for hook in _BATCH_HOOKS:
+    for hook in _BATCH_HOOKS[what]:
         method = getattr(callback, hook)
         function = getattr(method, "__func__", method)  # not bound to the callback
         if not any(function is getattr(kind, hook) for kind in harmless):

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from caramel.errors import CaptureError, InputError
+from caramel.errors import CaptureError, InputError, UnsupportedError
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.context import Context
 from caramel.frontend.programs.step_inputs import refusal_of_parts
@@ -55,15 +55,22 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
         InputError: the model cannot take such batches.
     """
 
+    overwritten = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
+    if overwritten and workers > 1:
+        raise UnsupportedError(
+            f"the gradient of {overwritten[0]!r} is its new value, as of the scales of float8, and each worker would "
+            "have that of its own part of the batch: train with another dtype, or with one worker"
+        )
+
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         reduction, record = options.get("loss_reduction"), StepRecord()
-        context = _captured_from(watched_step(model, record), arguments, workers, loss_reduction=reduction)
+        context = _captured_from(watched_step(model, record, data.layout), arguments, workers, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
     whole = data.examples_in_batches
     made = partial(_first_of, captured, ways, whole, workers)
-    return after_building(model, data.element_spec, "train_step", made, whole)
+    return after_building(model, data.element_spec, data.layout, "train_step", made, whole)
 
 
 def captured_forward(
@@ -85,14 +92,17 @@ def captured_forward(
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         record = StepRecord()
-        watched = watched_prediction(model, record) if method == "predict_step" else watched_step(model, record, method)
+        if method == "predict_step":
+            watched = watched_prediction(model, record, data.layout)
+        else:
+            watched = watched_step(model, record, data.layout, method)
         context = _captured_from(watched, arguments, workers, loss=NOTHING, loss_reduction="mean", trains=False)
         return _captured(model, context, record, workers)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
     whole = data.examples_in_batches
     made = partial(_first_of, captured, ways, whole, workers)
-    return after_building(model, data.element_spec, method, made, whole)
+    return after_building(model, data.element_spec, data.layout, method, made, whole)
 
 
 def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], workers: int, **options: Any) -> Context:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from caramel.data.components import is_dataset
 from caramel.data.dataset import sample_dataset
 from caramel.errors import InputError
-from caramel.util.arguments import shown, whole_number
+from caramel.util.arguments import shown
 
 
 def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
@@ -19,7 +20,7 @@ def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
 
     Args:
         dataset: a tf.data.Dataset, or a function that makes each worker's own.
-        class_weight: weight of each class by its number; other classes, and negative targets, have the weight 1.
+        class_weight: weight of each class by its number, which may be negative; other classes have the weight 1.
 
     Raises:
         InputError: a class or a weight is no number, or the elements are no ``(x, y)`` with one tensor of classes.
@@ -56,7 +57,18 @@ def _checked(class_weight: Any) -> dict[int, float]:
             raise InputError(
                 f"the weight of class {shown(number)} in class_weight must be a number, got {shown(weight)}"
             )
-    return {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
+    return {_number_of(name): weight for name, weight in class_weight.items()}
+
+
+def _number_of(name: Any) -> int:
+    """The number of a class, which may be a float or a truth value that is equal to it, as in Keras.
+
+    Raises:
+        InputError: it is no whole number.
+    """
+    if not isinstance(name, (Real, np.bool_)) or name != name // 1:
+        raise InputError(f"a class in class_weight must be a whole number, got {shown(name)}")
+    return int(float(name))
 
 
 def _weighted(dataset: Any, by_class: Mapping[int, float]) -> Any:
@@ -73,9 +85,10 @@ def _check_spec(spec: Any) -> None:
 
 
 def _weights(y: Any, by_class: Mapping[int, float]) -> Any:
-    known = max(by_class, default=-1) + 1
-    weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all others
-    classes, others = _classes(y), tf.constant(known, tf.int64)
+    first = min(by_class, default=0)
+    known = max(by_class, default=first - 1) + 1 - first
+    weights = [float(by_class.get(first + number, 1.0)) for number in range(known + 1)]  # the last for all others
+    classes, others = _classes(y) - first, tf.constant(known, tf.int64)
     return tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))
 
 

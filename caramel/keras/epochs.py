@@ -88,6 +88,7 @@ class EpochLoop:
         passes: passes over the dataset.
         on_run: function that is called with the results of the steps of each run.
         grouping: how many steps are chosen to be one run; None for as many as the model was compiled with.
+        before_first: function that is called before the first step, after the hooks that precede it.
     """
 
     model: Any
@@ -100,6 +101,7 @@ class EpochLoop:
     passes: DataPasses | FedBatches
     on_run: Callable[[Sequence[StepResult]], None]
     grouping: StepsInRun | None = None
+    before_first: Callable[[], None] | None = None
     _times: StepTimes = field(init=False, default_factory=StepTimes)
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
@@ -120,6 +122,7 @@ class EpochLoop:
         self.model.reset_metrics()
         self.counts.reset(self.session)
         self.hooks.on_epoch_begin(epoch)
+        self.counts.changed()  # an evaluation in it leaves its counts in the metrics, in Keras, too
         self.values.copy_changes_to_workers()  # a learning rate; what was put back at the end of the epoch before
         self.passes.epoch_begins()
         if steps is None or not self._in_pass:
@@ -212,6 +215,9 @@ class EpochLoop:
         if self._batches_taken == self.length:
             return 0, logs
         self._before(number)
+        if self.before_first is not None:
+            self.before_first()
+            self.before_first = None
         done, logs = self._some_steps(wanted, logs)
         if done:
             self._after(number + (wanted if self.grouping is None else done) - 1, logs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,8 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from caramel.data.components import is_dataset
+from caramel.data.components import is_dataset, is_tuple_of_parts
 from caramel.errors import DataError, EndOfData, InputError, in_one_line
+from caramel.keras.batch_layout import BatchLayout, template_of, without_none
 from caramel.keras.data_passes import note_pass
 from caramel.keras.sparse_tensors import dense_batch
 from caramel.runtime.session import Session
@@ -31,9 +33,11 @@ class Source(Protocol):
     Attributes:
         length: number of batches of a pass, if it is known.
         spec: structure of tf.TensorSpec of a batch; their first dimension, the examples, is open.
+        layout: how a model's step takes a batch.
     """
 
     length: int | None
+    layout: BatchLayout
 
     @property
     def spec(self) -> Batch:
@@ -168,6 +172,7 @@ class DatasetBatches(_EpochsWithoutHooks):
         self._dataset = dataset
         cardinality = int(dataset.cardinality())
         self.length = cardinality if cardinality >= 0 else None
+        self.layout = BatchLayout(is_alone=not is_tuple_of_parts(dataset.element_spec))
 
     @property
     def spec(self) -> Batch:
@@ -198,12 +203,15 @@ class _PyDatasetBatches:
         self.length = _number_of_batches(dataset)
         if self.length == 0:
             raise InputError(f"the {type(dataset).__name__} is empty: it has no batch to train on")
+        count = _BATCHES_FOR_SPEC if self.length is None else min(self.length, _BATCHES_FOR_SPEC)
+        first = [dataset[number] for number in range(count)]
+        self._spec = _spec_of([_checked(batch, dataset) for batch in first])
+        self.layout = BatchLayout(isinstance(first[0], Mapping), template_of(_parts(first[0], dataset)))
 
     @property
     def spec(self) -> Batch:
         """That of the first batches."""
-        count = _BATCHES_FOR_SPEC if self.length is None else min(self.length, _BATCHES_FOR_SPEC)
-        return _spec_of([_checked(self._dataset[number], self._dataset) for number in range(count)])
+        return self._spec
 
     def first(self) -> Batch | None:
         """That of number 0."""
@@ -212,12 +220,12 @@ class _PyDatasetBatches:
     def new_pass(self) -> Iterator[Batch]:
         """All batches, in another order if they are shuffled; without end if their number is not known."""
         if self.length is None:
-            numbers: Any = itertools.count()
+            numbers: Iterable[int] = itertools.count()
         else:
-            numbers = np.arange(self.length)
+            numbers = list(range(self.length))
             if self._shuffle:
-                np.random.shuffle(numbers)  # Python's and NumPy's states follow from keras.utils.set_random_seed
-        return (_checked(self._dataset[int(number)], self._dataset) for number in numbers)
+                random.shuffle(numbers)  # as Keras does: Python's state follows from keras.utils.set_random_seed
+        return (_checked(self._dataset[number], self._dataset) for number in numbers)
 
     def leave_one_out(self) -> None:
         """Nothing notices."""
@@ -253,9 +261,12 @@ class _GeneratedBatches(_EpochsWithoutHooks):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.length: int | None = None
         self._iterator = iterator
-        self._first = [_checked(batch, iterator) for batch in itertools.islice(iterator, _BATCHES_FOR_SPEC)]
-        if not self._first:
+        first = list(itertools.islice(iterator, _BATCHES_FOR_SPEC))
+        if not first:
             raise InputError("the generator is empty: it has no batch to train on")
+        self._first = [_checked(batch, iterator) for batch in first]
+        is_alone = not isinstance(first[0], (list, tuple))
+        self.layout = BatchLayout(is_alone, template_of(_parts(first[0], iterator)))
 
     @property
     def spec(self) -> Batch:
@@ -272,6 +283,27 @@ class _GeneratedBatches(_EpochsWithoutHooks):
         return itertools.chain(first, (_checked(batch, self._iterator) for batch in self._iterator))
 
 
+def tee_of_first(iterator: Iterator[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Two generators of an iterator's elements: one to look at the first of them, and one for all if nothing else is.
+
+    Args:
+        iterator: batches; no more than those that say what all are like are kept for the second generator.
+    """
+    kept: list[Any] = []
+
+    def first() -> Iterator[Any]:
+        for element in iterator:
+            if len(kept) < _BATCHES_FOR_SPEC:
+                kept.append(element)
+            yield element
+
+    def second() -> Iterator[Any]:
+        yield from kept
+        yield from iterator
+
+    return first(), second()
+
+
 def _raising(error: Exception) -> Iterator[Batch]:
     """An iterator that fails, and has nothing more then."""
     raise error
@@ -279,11 +311,16 @@ def _raising(error: Exception) -> Iterator[Batch]:
 
 
 def _as_batch(element: Any) -> Batch:
-    return element if isinstance(element, tuple) and not hasattr(element, "_fields") else (element,)
+    return element if is_tuple_of_parts(element) else (element,)
 
 
 def _checked(batch: Any, source: Any) -> Batch:
-    """A batch that Python code has made, with tuples for lists.
+    """A batch that Python code has made, without None; see `_parts`."""
+    return tuple(without_none(_parts(batch, source)))
+
+
+def _parts(batch: Any, source: Any) -> Batch:
+    """The parts of a batch that Python code has made, with tuples for lists.
 
     Raises:
         InputError: it is none.
@@ -299,6 +336,8 @@ def _checked(batch: Any, source: Any) -> Batch:
 
 
 def _with_tuples(part: Any) -> Any:
+    if part is None:
+        return None
     part = dense_batch(part)
     if isinstance(part, (list, tuple)):
         return tuple(_with_tuples(inner) for inner in part)

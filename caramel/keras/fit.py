@@ -6,9 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+import keras
 
 from caramel import __version__
 from caramel.armodel import ARModel
@@ -24,12 +26,12 @@ from caramel.keras.callbacks import (
     may_look_at_values,
 )
 from caramel.keras.captured_steps import CapturedStep, captured_training, check_model
+from caramel.keras.config_limits import limited_epochs, limited_steps
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, data_of_fit
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.planning import one_line, traced_options
-from caramel.keras.train_step import as_data
-from caramel.keras.trainable import check_trainable, remember_trainable
+from caramel.keras.trainable import check_still_trainable, check_trainable, remember_trainable
 from caramel.keras.validation import Validation, check_validation, validation_names
 from caramel.netmodel.file import as_network
 from caramel.report.pictures import Pictures
@@ -152,6 +154,7 @@ def fit(
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq, steps_per_execution)
+    epochs, steps_per_epoch = limited_epochs(epochs), limited_steps(steps_per_epoch)
     pictures = Pictures(model.name, _path(timeline, "timeline"), _path(report, "report"), __version__)
     place = cluster_or_default(cluster)
     number, devices = workers_of(place, workers, server_tasks(options) or 0, has_devices="device_list" in options)
@@ -200,7 +203,7 @@ def fit(
         in_run = _steps_in_run(steps_per_execution, model, hooks, use.kept.session, steps, epochs - first, say)
         training = _epoch_loop(model, use.kept, hooks, data.length, record, in_run, say)
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
-        if epochs > 0:
+        if epochs > 0 and isinstance(model.optimizer, keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_weights)
         hooks.on_train_end(logs)
         plan = use.kept.distributed.plan
@@ -257,6 +260,7 @@ def _epoch_loop(
         kept.passes,
         (lambda results: None) if record is None else record.note,
         in_run,
+        partial(check_still_trainable, model),
     )
     if (ready_s := loop.ready_s) >= 1:
         say(f"caramel: {loop.steps_in_run} steps are one run; TensorFlow takes about {ready_s:.0f} s for its first")
@@ -327,7 +331,7 @@ def _opened(
 
     def own_step() -> Context:
         arguments, *_ = data.capture_arguments(workers)
-        return capture(lambda *batch: model.train_step(as_data(batch)), **arguments)
+        return capture(lambda *batch: model.train_step(data.layout.given(batch)), **arguments)
 
     began_s = time.perf_counter()
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}

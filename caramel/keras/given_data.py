@@ -9,11 +9,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, arguments_of_rows, examples_in_batches, is_dataset
+from caramel.data.components import (
+    EXAMPLES_ATTRIBUTE,
+    arguments_of,
+    arguments_of_rows,
+    examples_in_batches,
+    is_dataset,
+    is_tuple_of_parts,
+)
 from caramel.data.dataset import sample_dataset, why_not_on_workers
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.keras.arrays import Arrays, are_arrays, batch_size_of
+from caramel.keras.batch_layout import BatchLayout
 from caramel.keras.class_weights import class_weighting, with_class_weights
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import Batch, DatasetBatches, FedBatches, Source, source_of
@@ -28,6 +36,7 @@ class GivenData:
 
     Attributes:
         element_spec: structure of tf.TensorSpec of a batch.
+        layout: how a model's step takes it.
         length: number of batches of a pass, if it is known.
         dataset: what the workers read: a tf.data.Dataset, or a function that makes each worker's own; None where this
             process makes the batches.
@@ -38,6 +47,7 @@ class GivenData:
     """
 
     element_spec: Any
+    layout: BatchLayout
     length: int | None
     dataset: Any = None
     given_dataset: Any = None
@@ -163,15 +173,23 @@ def given_data(
     return _on_workers(x, with_dense_batches(x), class_weight)
 
 
-def _on_workers(dataset: Any, dense: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
+def _on_workers(
+    dataset: Any,
+    dense: Any,
+    class_weight: Mapping[int, float] | None,
+    layout: BatchLayout | None = None,
+    **more: Any,
+) -> GivenData:
     """What workers read: a dataset as it was given, whose batches are made dense, with weights of classes."""
     weighted = dense if class_weight is None else with_class_weights(dense, class_weight)
     for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE, EXAMPLES_ATTRIBUTE):
         if hasattr(dataset, name):
             setattr(weighted, name, getattr(dataset, name))
     cardinality = int(dataset.cardinality()) if is_dataset(dataset) else -1
+    spec = sample_dataset(weighted).element_spec
     return GivenData(
-        sample_dataset(weighted).element_spec,
+        spec,
+        BatchLayout(is_alone=not is_tuple_of_parts(spec)) if layout is None else layout,
         cardinality if cardinality >= 0 else None,
         weighted,
         dataset,
@@ -197,17 +215,17 @@ def _of_arrays(
         validation = held_out.parts
     size = batch_size_of(batch_size, arrays.examples, steps)
     dataset = arrays.dataset(size, shuffle)
-    return _on_workers(dataset, dataset, class_weight, validation=validation)
+    return _on_workers(dataset, dataset, class_weight, arrays.layout, validation=validation)
 
 
 def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str) -> GivenData:
     warn_user(f"the batches are made in this process and sent to the workers: {reason}")
     weighting = None if class_weight is None else class_weighting(class_weight)
-    spec = source.spec
+    spec, layout = source.spec, source.layout
     if weighting is None:
-        return GivenData(spec, source.length, source=source)
+        return GivenData(spec, layout, source.length, source=source)
     weighted_spec = (*spec, tf.TensorSpec([None]))
-    return GivenData(weighted_spec, source.length, source=source, weighted=weighting)
+    return GivenData(weighted_spec, layout, source.length, source=source, weighted=weighting)
 
 
 def _check_length(length: int | None, steps: int | None, what: str, is_endless: bool, who: str) -> None:

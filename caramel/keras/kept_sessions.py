@@ -341,7 +341,15 @@ def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options:
     compiled = [
         getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics", "_compile_config")
     ]
-    own = [vars(model).get(name) for name in ("train_step", "test_step", "predict_step", "compute_loss", "call")]
+    names = (
+        "train_step",
+        "test_step",
+        "predict_step",
+        "compute_loss",
+        "call",
+        "train_function",
+    )  # another: trace again
+    own = [vars(model).get(name) for name in names]
     spec, is_fed = data.element_spec, data.dataset is None
     files = [_state_of_file(value) for value in options.values()]
     trainable = [variable.trainable for variable in model.variables]
@@ -351,6 +359,8 @@ def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options:
         *own,
         is_fed,
         spec,
+        data.layout.is_alone,
+        data.layout.template,
         workers,
         cluster,
         sorted(options),

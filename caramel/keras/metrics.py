@@ -276,8 +276,14 @@ class _SummedVariable:
         last, start = self._last or given, self._start or given
         for rank, state in enumerate(states):
             if examples[rank] == 0 and any(examples):
-                self._repeated[rank] = self._repeated.get(rank, 0) + (state - last[rank])
+                self._repeated[rank] = self._repeated.get(rank, 0) + _more(state, last[rank])
         self._last = states
-        own = [s - start[rank] - self._repeated.get(rank, 0) for rank, s in enumerate(states)]
+        own = [_more(s - start[rank], self._repeated.get(rank, 0)) for rank, s in enumerate(states)]
         self._assigned = np.asarray(self._base + sum(own), self._base.dtype)
         self._variable.assign(self._assigned)
+
+
+def _more(now: Any, before: Any) -> Any:
+    """The difference of two counts; none between infinite ones, whose worker has nothing else to add."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(now) & (now == before), 0, now - before).astype(np.asarray(now).dtype)

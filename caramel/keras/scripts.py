@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
+from inspect import BoundArguments, signature
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from caramel.errors import CaptureError, CaramelError, OtherProgramError, ProgramError, in_one_line
 from caramel.frontend.lines_to_change import ScriptParts, lines_to_change, script_parts
@@ -17,6 +18,7 @@ from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
 from caramel.keras.captured_steps import captured_training, check_model
 from caramel.keras.evaluate import evaluate, predict
+from caramel.keras.fed_batches import tee_of_first
 from caramel.keras.fit import fit
 from caramel.keras.given_data import GivenData, data_of_fit
 from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
@@ -84,13 +86,14 @@ class ScriptRun:
                 nonlocal calls
                 calls += 1
                 why_here = "the model runs eagerly" if model.run_eagerly else None
+                there, here = _twice(original, model, given, named)
                 if why_here is None:
                     try:
-                        return method(model, *given, **named, **place, device_list=devices)
+                        return method(*there.args, **there.kwargs, **place, device_list=devices)
                     except CaptureError as error:  # what it gives is the same here
                         why_here = str(error)
                 warn_user(f"{method.__name__} runs in this process: {why_here}")
-                return original(model, *given, **named)
+                return original(*here.args, **here.kwargs)
 
             return call
 
@@ -111,6 +114,20 @@ class ScriptRun:
                 f"{file!r} has ended, and no Keras model was trained. "
                 + lines_to_change(Path(file), parts, self.workers)
             )
+
+
+def _twice(
+    original: Any, model: Any, given: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[BoundArguments, BoundArguments]:
+    """The arguments of a call, for a method that may only look at its data, and for another one after it.
+
+    The batches of a generator that the first one has read come first for the other.
+    """
+    first, second = (signature(original).bind(model, *given, **named) for _ in range(2))
+    x = first.arguments.get("x")
+    if isinstance(x, Iterator) and not isinstance(x, tf.data.Iterator):
+        first.arguments["x"], second.arguments["x"] = tee_of_first(x)
+    return first, second
 
 
 def _numbered(file: str, number: int) -> str:

@@ -19,6 +19,7 @@ from tensorflow.python.autograph.core import ag_ctx
 
 from caramel.errors import UnsupportedError
 from caramel.frontend.recording.watching import note_number
+from caramel.keras.batch_layout import BatchLayout
 from caramel.keras.per_example import is_additive
 
 NOTHING = "nothing"
@@ -109,11 +110,16 @@ class StepRecord:
         return StepOutput(self._output(tensor, taker), None if mask is None else self._output(mask, taker))
 
     def _output(self, tensor: Any, taker: str) -> str:
-        if not isinstance(tensor, tf.Tensor) or tensor.graph is not self.graph:
+        if not isinstance(tensor, tf.Tensor):
             raise UnsupportedError(
-                f"{taker} takes {tensor!r}, which is in a function, branch or loop of the training step, or no dense "
-                "tensor, so its value for the whole batch cannot be had. Update it in train_step itself, or leave out "
-                "the tf.function of the helper that updates it: the step is traced as a whole without it"
+                f"{taker} takes a {type(tensor).__name__}, of which the workers' parts cannot be put together: make it "
+                "dense, by to_tensor() or tf.sparse.to_dense"
+            )
+        if tensor.graph is not self.graph:
+            raise UnsupportedError(
+                f"{taker} takes {tensor!r}, which is in a function, branch or loop of the step, so its value for the "
+                "whole batch cannot be had. Update it in train_step itself, or leave out the tf.function of the helper "
+                "that updates it: the step is traced as a whole without it"
             )
         entry = self._output_names.get(id(tensor))
         if entry is None:
@@ -162,12 +168,6 @@ class StepRecord:
         }
 
 
-def as_data(parts: Sequence[Any]) -> Any:
-    """The parts of a batch as the steps of Keras take them: inputs alone stand for themselves, if they are no tuple."""
-    alone = len(parts) == 1 and not isinstance(parts[0], (list, tuple))
-    return parts[0] if alone else tuple(parts)
-
-
 def leaf_metrics(model: Any) -> list[Any]:
     """The metrics of a model, those that it was compiled with one by one."""
     metrics: list[Any] = []
@@ -191,12 +191,13 @@ def _own_step(model: Any, method: str) -> Callable[[Any], Any]:
     return converted
 
 
-def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> Any:
+def watched_step(model: Any, record: StepRecord, layout: BatchLayout, method: str = "train_step") -> Any:
     """The model's own step, as a function to capture: a tf.function, since Keras traces it once, too.
 
     Args:
         model: compiled model whose variables exist.
         record: record that is filled when the step is traced.
+        layout: how the step takes a batch.
         method: name of the model's method: ``"train_step"`` or ``"test_step"``.
     """
 
@@ -205,7 +206,7 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
         record.begin()
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
-            record.returned(_own_step(model, method)(as_data(batch)))
+            record.returned(_own_step(model, method)(layout.given(batch)))
         finally:
             for restore in restorers:
                 restore()
@@ -216,18 +217,19 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
     return tf.function(step)
 
 
-def watched_prediction(model: Any, record: StepRecord) -> Any:
+def watched_prediction(model: Any, record: StepRecord, layout: BatchLayout) -> Any:
     """The model's ``predict_step``, as a function to capture.
 
     Args:
         model: model whose variables exist.
         record: record that is filled when the step is traced.
+        layout: how the step takes a batch.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
         record.begin()
-        predicted = _own_step(model, "predict_step")(as_data(batch))
+        predicted = _own_step(model, "predict_step")(layout.given(batch))
         record.prediction = keras.tree.map_structure(lambda value: record.take(value, "predict_step"), predicted)
         return {**record.outputs, NOTHING: tf.constant(0.0)}
 

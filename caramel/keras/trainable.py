@@ -47,6 +47,27 @@ def remember_trainable(model: Any) -> None:
     _trained[model] = _present(model)
 
 
+def check_still_trainable(model: Any) -> None:
+    """Check before the first step that callbacks have left alone what the captured step trains, and how.
+
+    Keras traces its step only then, so there it would heed what they have changed.
+
+    Args:
+        model: a compiled model, after `remember_trainable`.
+
+    Raises:
+        InputError: ``trainable`` of a layer, or the optimizer, was changed since.
+    """
+    (compiled, before), (now_compiled, now) = _trained[model], _present(model)
+    changed = [path for path in {**before, **now}.values() if path not in before.values() or path not in now.values()]
+    if changed or any(a is not b for a, b in zip(compiled, now_compiled)):
+        what = f"whether {listed(changed, 3)} is trained" if changed else "how the model is compiled"
+        raise InputError(
+            f"a callback of the training has changed {what}, after the step was captured for the workers: do that "
+            "before fit"
+        )
+
+
 def _present(model: Any) -> tuple[tuple[Any, ...], dict[int, str]]:
     compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
     return compiled, {id(v): v.path for v in model.trainable_variables}

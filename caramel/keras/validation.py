@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from caramel.data.components import arguments_of, is_dataset
+from caramel.data.components import arguments_of, is_dataset, is_tuple_of_parts
 from caramel.errors import InputError
 from caramel.keras.arrays import are_arrays
+from caramel.keras.batch_layout import BatchLayout
 from caramel.keras.data_passes import note_evaluation
 from caramel.keras.metrics import names_of_logs
-from caramel.keras.train_step import as_data
 
 _AGAIN = 2
 """Number of batches of a generator that Keras looks at before it begins, and has in each pass again."""
@@ -109,10 +109,11 @@ def validation_names(model: Any, data: Any, names: Sequence[str], callbacks: Seq
 
 def _names_of_test_step(model: Any, spec: Any) -> list[str]:
     """What a ``test_step`` returns; nothing of it runs."""
+    layout = BatchLayout(is_alone=not is_tuple_of_parts(spec))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step(*parts: Any) -> Any:
-        return model.test_step(as_data(parts))
+        return model.test_step(layout.given(parts))
 
     try:
         logs = step.get_concrete_function(*arguments_of(spec)).structured_outputs

@@ -431,10 +431,14 @@ _COPY_SCOPE = "caramel/copy_file"
 """Beginning of the names of the ops with which worker 0 copies a file."""
 
 
+_NOTHING = "caramel/nothing"
+"""Key of what a checkpoint has that is of a program without variables; TensorFlow writes no empty ones."""
+
+
 def _put_down(prefix: str, values: Mapping[str, np.ndarray], model: Model) -> None:
     """Write a checkpoint that only exists meanwhile."""
     try:
-        checkpoint.write_in_groups(prefix, values, model.variables)
+        checkpoint.write_in_groups(prefix, values or {_NOTHING: np.zeros(())}, model.variables)
     except tf.errors.OpError as error:
         raise no_room(in_one_line(error), CheckpointError) from error
 

@@ -31,6 +31,17 @@ def a_step(loss_of=None, update=None):
 # -- optimizer and loss ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense])
+def test_a_step_that_returns_no_dense_tensor(make, refused):
+    step = a_step()
+
+    def returning(x, y):
+        return {"loss": step(x, y), "rest": make(x)}
+
+    with refused(caramel.CaptureError, "the step returns a", "Tensor as 'rest'", "to_tensor()"):
+        _ = caramel.capture(returning, SPECS).model
+
+
 @pytest.mark.parametrize("build", [lambda line: line(), lambda line: None], ids=["only a loss", "nothing at all"])
 def test_a_graph_without_optimizer(compiled, line, refused, build):
     with refused(caramel.CaptureError, "no training op", "optimizer", "minimize", "train_op="):

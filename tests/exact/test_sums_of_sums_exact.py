@@ -305,6 +305,24 @@ def test_sums_that_are_outputs_of_one_op(name, workers):
     assert_trains_as_one_device(step_of, workers)
 
 
+@pytest.mark.parametrize("workers", [3, *in_soak(1, 2, 4)])
+def test_rows_of_a_sum_that_examples_choose(workers):
+    """As nodes of a graph that look at what all others have sent; the gradient of such rows is sparse."""
+
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                hidden = x @ parts.first
+                sent = tf.math.unsorted_segment_sum(hidden, y, 3)
+                loss = tf.reduce_mean(tf.tanh(tf.gather(sent, y) - hidden) ** 2)
+            parts.first.assign_sub(0.1 * tape.gradient(loss, parts.first))
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
 def test_a_sum_of_sums_is_refused(monkeypatch):
     """Should the search ever sum a part of what it has summed."""
     monkeypatch.setattr("caramel.frontend.roles.forward_search.Search._on_the_way", lambda *_: set())

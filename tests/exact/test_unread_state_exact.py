@@ -160,3 +160,45 @@ def test_many_variables_are_found_together(monkeypatch):
         return [mean.numpy() for mean in means]
 
     np.testing.assert_allclose(state_of(3), state_of(0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [2, 3])
+def test_a_number_of_steps_that_is_a_seed_too(shape):
+    """It is the same on all workers, as a loss follows from it; so is what they draw, and the plan says so."""
+    weight = tf.Variable(tf.ones([6], tf.float64), name="w")
+    count = tf.Variable(tf.zeros([shape], tf.int32), name="count")
+
+    def step(x, y):
+        noise = 0.0 * tf.random.stateless_normal(tf.shape(x), count[:2], dtype=tf.float64)
+        with tf.GradientTape() as tape:
+            values = tf.linalg.matvec(x + noise, weight)
+            annealed = tf.cast(tf.minimum(1.0, 0.2 * tf.cast(count[0], tf.float32)), tf.float64)
+            loss = tf.reduce_mean((values - tf.cast(y, tf.float64)) ** 2) + annealed * tf.reduce_mean(values**2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        count.assign_add([1, *[0] * (shape - 1)])
+        return loss
+
+    context = caramel.capture(step, SPECS)
+    armodel = caramel.ARModel(context, 3)
+    with armodel.session() as session:
+        found = [result.loss for result in session.run(BATCHES, progress=False)]
+    want = [float(step(tf.constant(x), tf.constant(y))) for x, y in BATCHES]
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+    assert armodel.model.variable_by_name["count"].kind is VariableClass.HYPERPARAMETER
+    assert any("draw the same numbers on every worker" in note for note in armodel.plan.notes)
+
+
+def test_a_seed_that_nothing_else_follows_from_is_each_workers():
+    weight = tf.Variable(tf.ones([6], tf.float64), name="w")
+    seed = tf.Variable([1, 2], name="seed", dtype=tf.int32)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            noise = tf.random.stateless_normal(tf.shape(x), seed, dtype=tf.float64)
+            loss = tf.reduce_mean((tf.linalg.matvec(x + noise, weight) - tf.cast(y, tf.float64)) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        seed.assign_add([1, 0])
+        return loss
+
+    model = caramel.capture(step, SPECS).model_for(2)
+    assert model.variable_by_name["seed"].kind is VariableClass.RANDOM_STATE

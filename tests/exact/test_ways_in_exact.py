@@ -121,3 +121,40 @@ def test_the_with_block_gives_what_one_device_gives():
         values = {variable.op.name: session.run(variable) for variable in v1.global_variables()}
     assert got.losses == losses
     assert_bits(got.values, values)
+
+
+@pytest.mark.parametrize("examples", [24, 20])
+def test_a_gradient_by_the_examples_is_no_parameters(examples):
+    """A finished graph does not say what a gradient is by; a worker's part may have as many rows as a variable."""
+
+    def build():
+        rng = np.random.default_rng(0)
+        x = v1.placeholder(tf.float64, [None, 4], "x")
+        first = v1.get_variable("first", initializer=rng.normal(size=(4, 8)) / 2, use_resource=True)
+        second = v1.get_variable("second", initializer=rng.normal(size=(8, 4)) / 2, use_resource=True)
+
+        def error(values):
+            return tf.reduce_mean((tf.tanh(values @ first) @ second - x) ** 2)
+
+        moved = tf.stop_gradient(x + 0.3 * tf.sign(tf.gradients(error(x), x)[0]))
+        loss = tf.identity(error(moved), name="loss")
+        return loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    data = [np.random.default_rng(seed).normal(size=(examples, 4)) + np.arange(4) for seed in range(3)]
+    with tf.Graph().as_default(), v1.Session() as session:
+        loss, train_op = build()
+        session.run(v1.global_variables_initializer())
+        want = [session.run([loss, train_op], {"x:0": each})[0] for each in data]
+    graph = tf.Graph()
+    with graph.as_default():
+        build()
+    with pytest.raises(caramel.CaptureError, match="the number of examples"):
+        _ = caramel.capture(graph, loss="loss:0").model
+    with tf.Graph().as_default():
+        with caramel.capture(loss="loss:0") as context:
+            build()
+        armodel = caramel.ARModel(context, 3)
+    with armodel.session(in_process()) as session:
+        found = [session.step({"x:0": each}).loss for each in data]
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+    assert len(context.model.gradients) == 2

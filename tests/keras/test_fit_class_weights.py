@@ -59,7 +59,20 @@ def test_targets_below_all_classes_count_one():
     np.testing.assert_allclose(history.history["loss"], alone.history["loss"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [{"a": 1.0}, {-1: 1.0}, {True: 1.0}, [1.0, 2.0], [0, 1]])
+@pytest.mark.parametrize("weights", [{-1: 0.5, 1: 2.5}, {-1: 0.5}, {1.0: 2.5, False: 0.5}, {True: 2.5}])
+def test_names_of_classes_are_those_of_keras(weights):
+    x, y = arrays(60)
+    signs = np.where(y == 0, -1, 1)
+
+    def make():
+        return made(lambda: keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)]), "hinge")()
+
+    options = {"batch_size": 12, "shuffle": False, "verbose": 0, "class_weight": weights}
+    alone, history = make().fit(x, signs, **options), caramel.fit(make(), x, signs, workers=2, **options)
+    np.testing.assert_allclose(history.history["loss"], alone.history["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [{"a": 1.0}, {0.5: 1.0}, {float("nan"): 1.0}, [1.0, 2.0], [0, 1]])
 def test_weights_of_what_is_no_class(weights):
     with pytest.raises(caramel.InputError, match="class_weight"):
         caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight=weights)

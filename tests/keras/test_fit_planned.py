@@ -68,7 +68,7 @@ def test_it_plans_by_itself_and_trains_the_same(kind, capsys):
     assert f" {len(plan.transfers)} transfers" in said[1] and "a step is predicted to take" in said[1]
     assert re.fullmatch(
         r"caramel: a step took \S+ ms; (for \S+ ms of it the step waits for its data, .*; the rest is \S+ ms, )?"
-        r"predicted \S+ ms, \S+% (less|more) and (within|outside) the interval of the prediction",
+        r"predicted \S+ ms, \S+% (less|more) than measured and (within|outside) the interval of the prediction",
         said[2],
     )
 

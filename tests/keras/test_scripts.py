@@ -192,6 +192,35 @@ def test_an_evaluation_that_workers_cannot_do_is_done_here(write, tmp_path):
     np.testing.assert_allclose(got, np.load(expected))
 
 
+STEPS_FOR_HERE = {
+    "evaluate": """
+    count = keras.metrics.Sum()
+    def test_step(self, data):
+        counted = tf.py_function(lambda each: each, [tf.reduce_sum(tf.ones_like(data[0]))], tf.float64)
+        self.count.update_state(tf.ensure_shape(counted, []))
+        return {"examples": self.count.result()}
+""",
+    "predict": """
+    def predict_step(self, data):
+        return tf.ensure_shape(tf.py_function(lambda each: each, [self(data[0])], tf.float32), [None, 1])
+""",
+}
+
+
+@pytest.mark.parametrize("method", STEPS_FOR_HERE)
+def test_what_is_done_here_instead_has_all_batches_of_a_generator(method, write, tmp_path):
+    """Those, too, that were read to see what they are like."""
+    script = write(
+        f"{MODEL}class Mine(keras.Sequential):{STEPS_FOR_HERE[method]}\n"
+        f"value = made(Mine).{method}(((x[n : n + 2], y[n : n + 2]) for n in range(0, 8, 2)), verbose=0)\n"
+        f"np.save({str(tmp_path / 'got')!r}, value)\n"
+    )
+    with pytest.warns(UserWarning, match=f"{method} runs in this process"):
+        on_workers(script)
+    got = np.load(tmp_path / "got.npy")
+    assert np.sum(got) == 8 if method == "evaluate" else len(got) == 8
+
+
 def test_the_first_fit_is_what_is_planned(write):
     """The script ends there, whatever it would catch; the model is captured for so many workers."""
     script = write(

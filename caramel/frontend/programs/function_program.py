@@ -120,8 +120,19 @@ class Traced:
 
     @property
     def outputs(self) -> list[tuple[str, str]]:
-        """Pairs (name, tensor) of the function's outputs, flattened."""
+        """Pairs (name, tensor) of the function's outputs, flattened.
+
+        Raises:
+            CaptureError: one of them is no dense tensor.
+        """
         flat = nest.flatten_with_joined_string_paths(self.structured_outputs)
+        for path, value in flat:
+            if tf.is_tensor(value) and not isinstance(value, tf.Tensor):
+                what = f"{type(value).__name__}{f' as {path!r}' if path else ''}"
+                raise CaptureError(
+                    f"the step returns a {what}: return dense tensors, such as its values, or what to_tensor() of a "
+                    "ragged and tf.sparse.to_dense of a sparse one make"
+                )
         return [(path or "output", self._inlined.tensor(t.name)) for path, t in flat if tf.is_tensor(t)]
 
     @property

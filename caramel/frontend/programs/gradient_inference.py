@@ -123,7 +123,11 @@ def _gradients(
             else:
                 gradients.append(RawGradient(variable, tensor, tuple(variable_readers), call, location))
     order = {handle: position for position, handle in enumerate(variables)}
-    return sorted((_with_rows(g, rows) for g in _joined(gradients)), key=lambda g: (order[g.variable], g.tensor))
+    found = [_with_rows(gradient, rows) for gradient in _joined(gradients)]
+    # An open size is a number of rows, or else of examples, of whose gradient a variable may have the shape by chance.
+    is_by_variable = [g.indices is not None or _is_open_nowhere(static_shape(nodes, g.tensor)) for g in found]
+    of_variables = [gradient for gradient, holds in zip(found, is_by_variable) if holds]
+    return sorted(of_variables, key=lambda g: (order[g.variable], g.tensor))
 
 
 def _by_variable(
@@ -250,6 +254,11 @@ def _written(nodes: Graph, name: str) -> list[str]:
 def _is_whole(shape: Shape | None) -> bool:
     """Whether all sizes are known, as those of variables are, and the number of examples is not."""
     return shape is not None and None not in shape
+
+
+def _is_open_nowhere(shape: Shape | None) -> bool:
+    """Whether no size is known to be open; of files nothing may be known."""
+    return shape is None or None not in shape
 
 
 def _fits(variable: RawVariable, shape: Shape | None) -> bool:

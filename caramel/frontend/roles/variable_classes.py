@@ -19,7 +19,7 @@ from caramel.frontend.captured import RawVariable
 from caramel.frontend.roles.divergence import random_draws
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
 from caramel.graph.guards import Guards, guards_of
 from caramel.model import Gradient, Input, VariableClass
 
@@ -162,9 +162,37 @@ def _random_states(
     behind = graph.ancestors(seeds, control=False)
     for handle, variable in handles.items():
         is_seed = variable.shape in ((2,), (3,)) and variable.dtype.startswith(("int", "uint"))
-        if is_seed and handle in behind and handle in writes:
+        if is_seed and handle in behind and handle in writes and not _counts_otherwise(graph, handle, writes, library):
             states.add(handle)
     return states
+
+
+def _counts_otherwise(graph: Graph, handle: str, writes: Mapping[str, tuple[str, ...]], library: Library) -> bool:
+    """Whether other variables follow from a variable that is a seed, too, otherwise than by what is drawn with it.
+
+    A number of steps may be both: workers that had others for their seeds would train otherwise with it.
+    """
+    own = writes[handle]
+    others = {writer for other, writers in writes.items() if other != handle for writer in writers}
+    waiting, seen = [handle], {handle}
+    while waiting:
+        for reader, position in graph.consumers[waiting.pop()]:
+            if reader in seen or reader in own or _draws_by(graph[reader], position, library):
+                continue
+            if reader in others:
+                return True
+            seen.add(reader)
+            waiting.append(reader)
+    return False
+
+
+def _draws_by(node: NodeDef, position: int, library: Library) -> bool:
+    """Whether an op only draws by one of its inputs."""
+    if ops.is_stateless_random(node):
+        names = [name for name, _ in ops.input_types(node)]
+        return position >= len(names) or names[position] in ("seed", "key", "counter")
+    inner = [inner for _, inner in library.inner_nodes(node)]
+    return any(ops.is_generator_op(each) or ops.is_stateless_random(each) for each in inner)
 
 
 def _propagate(
