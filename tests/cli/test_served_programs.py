@@ -88,7 +88,7 @@ def test_export(program, tmp_path):
     assert result.returncode == 0 and "loss" in result.stdout, result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # as an export with servers of this machine, and as where TF_CONFIG names workers
 @pytest.mark.processes
 def test_an_export_runs_where_tf_config_names_parameter_servers(program, tmp_path, network):
     """One command on every task: the first worker trains, all others serve, those of the job ps too."""

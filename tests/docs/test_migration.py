@@ -177,7 +177,7 @@ def on_two_tasks(network, arguments):
     return [np.asarray(array) for array in json.loads(out.splitlines()[-1])]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # as the programs with local processes, and as tests of TF_CONFIG
 @pytest.mark.processes
 def test_after_on_two_tasks(network, place, alone):
     same(on_two_tasks(network, place(MIRRORED, "Several machines with TF_CONFIG", "after")), alone)

@@ -412,7 +412,7 @@ def test_a_program_with_an_iterator(kind, workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kinds", [("reinitializable", "own"), *in_soak((("one shot", "placeholders"),))], ids=", ".join
+    "kinds", in_soak((("reinitializable", "own"),), (("one shot", "placeholders"),)), ids=", ".join
 )
 def test_programs_in_a_process_without_tensorflow_2(kinds):
     """Iterators and placeholders after disable_v2_behavior(), which is for a whole process."""

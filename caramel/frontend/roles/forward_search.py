@@ -204,9 +204,14 @@ class Search:
         """
         refused: GatherNeeded | None = None
         is_added = True
+        decided = guards_of(self.raw.graph).decided
         for node, position in own:
             writer = self.raw.graph[node.name]
-            behind = self.raw.graph.ancestors([node_of(data_texts(writer)[position])], control=False)
+            behind = self.raw.graph.ancestors(
+                [node_of(data_texts(writer)[position])],
+                control=False,
+                further=lambda name: decided[name] if self.raw.graph[name].op == "Merge" else (),
+            )
             if not all(map(reductions.has, behind)):
                 continue
             try:
