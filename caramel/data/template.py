@@ -206,9 +206,8 @@ class _Builder:
             kept = [*(t for _, t in chosen), *weights]
             return raw.OptionalFromValue(components=kept), tf.stack([index, tf.constant(0, tf.int64)])
         if self._sharding is Sharding.SLICE:
-            share = rows[0] // workers + tf.cast(rank < rows[0] % workers, tf.int64)
-            begin = rank * (rows[0] // workers) + tf.minimum(rank, rows[0] % workers)
-            kept = [_rows(tensor, begin, share) if item.split else tensor for item, tensor in chosen]
+            share = _share(rows[0], rank, workers)
+            kept = [_rows(tensor, rank, workers) if item.split else tensor for item, tensor in chosen]
             mean = tf.cast(workers * share, tf.float64) / tf.cast(rows[0], tf.float64)
             weights = [mean, tf.cast(share > 0, tf.float64)]
         else:
@@ -217,10 +216,16 @@ class _Builder:
         return raw.OptionalFromValue(components=[*kept, *weights]), tf.stack([index, share, *rows])
 
 
-def _rows(tensor: Any, begin: Any, size: Any) -> Any:
+def _share(rows: Any, rank: Any, workers: Any) -> Any:
+    """The number of a worker's rows."""
+    return rows // workers + tf.cast(rank < rows % workers, tf.int64)
+
+
+def _rows(tensor: Any, rank: Any, workers: Any) -> Any:
     """A worker's rows; a worker without rows gets an existing one, to be weighted by 0."""
     available = tf.shape(tensor, tf.int64)[0]
-    size = tf.minimum(tf.maximum(size, 1), available)
+    size = tf.minimum(tf.maximum(_share(available, rank, workers), 1), available)
+    begin = rank * (available // workers) + tf.minimum(rank, available % workers)
     begin = tf.minimum(begin, available - size)
     return tensor[begin : begin + size]
 

@@ -26,7 +26,7 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
     assert data is not None
     if not data.split:
         return (0,) * signature.workers
-    for rank, counts_of_worker in enumerate(counts):
+    for rank, counts_of_worker in enumerate(counts if signature.workers > 1 else ()):  # one alone takes what there is
         if counts_of_worker[ELEMENT_INDEX] >= 0 and len(set(counts_of_worker[FIRST_ROWS:].tolist())) > 1:
             sizes = ", ".join(
                 f"{name!r} {rows}" for name, rows in zip(data.split, counts_of_worker[FIRST_ROWS:].tolist())

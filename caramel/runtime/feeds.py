@@ -169,7 +169,7 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
             continue
         if examples is None:
             examples = len(array)
-        elif len(array) != examples:
+        elif len(array) != examples and workers > 1:  # one worker alone takes what there is
             raise InputError(
                 f"input {feed.name!r} has {len(array)} examples, another input has {examples}. An example has one row "
                 "in each input: put several of one example side by side (shape [B, 2, ...]), or list an input that "

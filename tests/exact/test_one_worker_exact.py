@@ -382,3 +382,37 @@ def test_calls_in_the_old_way():
             session.step(sounds, labels.astype("int32"))
             session.write_back()
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("examples", [None, 8], ids=["open", "fixed"])
+@pytest.mark.parametrize("way", ["fed", "data"])
+def test_inputs_may_have_other_numbers_of_examples(way, examples):
+    """As labelled ones beside more of others."""
+    batches = [
+        (x, rng.normal(size=8).astype("float32"), rng.normal(size=(20, 3)).astype("float32")) for x, _ in BATCHES
+    ]
+    specs = [tf.TensorSpec([examples, 3]), tf.TensorSpec([examples]), tf.TensorSpec([examples and 20, 3])]
+
+    def made():
+        w = tf.Variable([0.5, -0.25, 1.0], name="w")
+
+        def step(x, y, others):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+                loss += 0.1 * tf.reduce_mean(tf.linalg.matvec(others, w) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, w
+
+    step, alone = made()
+    want = [float(tf.function(step)(*batch)) for batch in batches]
+    step, mine = made()
+    stacked = tuple(np.stack(arrays) for arrays in zip(*batches))
+    data = {} if way == "fed" else {"data": tf.data.Dataset.from_tensor_slices(stacked)}
+    context = caramel.capture(step, specs if way == "fed" or examples is None else None, **data)
+    with caramel.ARModel(context, 1).session() as session:
+        losses = [session.step(*(batch if way == "fed" else ())).loss for batch in batches]
+        session.write_back()
+    np.testing.assert_array_equal(losses, np.float32(want))
+    np.testing.assert_array_equal(mine, alone)

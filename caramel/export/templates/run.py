@@ -210,9 +210,9 @@ def feeds_for(signature, arrays):
         array = arrays[feed["name"]].astype(tf.as_dtype(feed["dtype"]).as_numpy_dtype)
         parts = np.array_split(array, workers) if feed["split"] else [array] * workers
         if feed["split"]:
-            if shares is not None and sum(shares) != len(array):
+            if shares is not None and sum(shares) != len(array) and workers > 1:
                 raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), sum(shares)))
-            shares = [len(part) for part in parts]
+            shares = shares or [len(part) for part in parts]
             parts = [part if len(part) else array[:1] for part in parts]  # of the weight 0
         feeds.update(zip(feed["placeholders"], parts))
     if shares is not None and sum(shares) == 0:
