@@ -99,10 +99,12 @@ class Arrays:
 
     def _part(self, examples: slice) -> Arrays:
         def some(array: Any) -> Any:
+            if array is None:
+                return None
             return some_rows(array, examples) if is_sparse(array) else array[examples]
 
         parts = (getattr(self, name) for name in ("x", "y", "sample_weight"))
-        return Arrays(*(tf.nest.map_structure(lambda leaf: leaf if leaf is None else some(leaf), p) for p in parts))
+        return Arrays(*(tf.nest.map_structure(some, part) for part in parts))
 
     def dataset(self, batch_size: int, shuffle: Any) -> tf.data.Dataset:
         """Batches of the examples; a pass has each once.

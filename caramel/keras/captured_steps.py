@@ -55,14 +55,9 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
         InputError: the model cannot take such batches.
     """
 
-    overwritten = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
-    if overwritten and workers > 1:
-        raise UnsupportedError(
-            f"the gradient of {overwritten[0]!r} is its new value, as of the scales of float8, and each worker would "
-            "have that of its own part of the batch: train with another dtype, or with one worker"
-        )
-
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
+        if workers > 1:
+            _refuse_overwritten(model)
         reduction, record = options.get("loss_reduction"), StepRecord()
         context = _captured_from(watched_step(model, record, data.layout), arguments, workers, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
@@ -71,6 +66,16 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
     whole = data.examples_in_batches
     made = partial(_first_of, captured, ways, whole, workers)
     return after_building(model, data.element_spec, data.layout, "train_step", made, whole)
+
+
+def _refuse_overwritten(model: Any) -> None:
+    """Refuse variables whose gradients are no gradients, in a model that has its variables."""
+    overwritten = [v.path for v in model.trainable_variables if getattr(v, "overwrite_with_gradient", False)]
+    if overwritten:
+        raise UnsupportedError(
+            f"the gradient of {overwritten[0]!r} is its new value, as of the scales of float8, and each worker would "
+            "have that of its own part of the batch: train with another dtype, or with one worker"
+        )
 
 
 def captured_forward(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import keras
@@ -16,10 +15,10 @@ from caramel.compiler.distributed_model import forward_pass
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.server_tasks import server_tasks
 from caramel.errors import EndOfData, InputError
-from caramel.keras.callbacks import callback_list, listed_callbacks, may_look_at_values
+from caramel.keras.callbacks import callback_list
 from caramel.keras.captured_steps import captured_forward, check_model
 from caramel.keras.config_limits import limited_steps
-from caramel.keras.epochs import ModelValues
+from caramel.keras.forward_values import ForwardValues
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.train_step import leaf_metrics
@@ -96,7 +95,7 @@ def evaluate(
     """
     refuse_unknown(evaluate, unknown, instead=_INSTEAD)
     check_model(model, "evaluate")
-    steps = _checked(steps)
+    steps = _number_of_steps(steps)
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
     pulls = _Pulls(servers, ordering, pulls_in_flight, server_list)
     place = _Place.of("test_step", workers, cluster, device_list, step_timeout_s, sharding, pulls)
@@ -105,7 +104,7 @@ def evaluate(
         use.kept = kept = place.session(model, data)
         hooks = callback_list(callbacks, model, verbose, 1, steps or data.length)
         counts, logs = kept.step.counts, {}
-        values = _Values.of(kept, callbacks, "test")
+        values = ForwardValues.of(kept, callbacks, "test")
         kept.passes.epoch_ends()  # as Keras, after its first look at the data
         hooks.on_test_begin()
         values.after_hooks()
@@ -183,7 +182,7 @@ def predict(
     """
     refuse_unknown(predict, unknown, instead=_INSTEAD)
     check_model(model, "predict", must_be_compiled=False)
-    steps = _checked(steps)
+    steps = _number_of_steps(steps)
     data = _data(x, None, None, batch_size, steps, "predict")
     pulls = _Pulls(servers, ordering, pulls_in_flight, server_list)
     place = _Place.of("predict_step", workers, cluster, device_list, step_timeout_s, sharding, pulls)
@@ -193,7 +192,7 @@ def predict(
         use.kept = kept = place.session(model, data)
         hooks = callback_list(callbacks, model, verbose, 1, steps or data.length)
         counts, structure = kept.step.counts, kept.step.prediction
-        values = _Values.of(kept, callbacks, "predict")
+        values = ForwardValues.of(kept, callbacks, "predict")
         hooks.on_predict_begin()
         values.after_hooks()
         for last, results in _in_turn(model, kept, data, steps, values.around(hooks.on_predict_batch_begin)):
@@ -208,7 +207,7 @@ def predict(
     return _joined(predictions)
 
 
-def _checked(steps: Any) -> int | None:
+def _number_of_steps(steps: Any) -> int | None:
     """The number of steps to take; None for a pass over the data."""
     return limited_steps(None if steps is None else whole_number(steps, "steps"))
 
@@ -354,64 +353,6 @@ def _in_turn(
     passes.epoch_ends()
     if taken_batches == 0:
         raise InputError("the data has no batch")
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The values that a model and its workers exchange.
-
-    Attributes:
-        kept: the session.
-        known: values with which the workers have begun, by name.
-        may_change: whether there are callbacks, which may give the model other values.
-        looks_at_values: whether one may do so around batches.
-    """
-
-    kept: KeptSession
-    known: Mapping[str, Any]
-    may_change: bool
-    looks_at_values: bool
-
-    @classmethod
-    def of(cls, kept: KeptSession, callbacks: Any, what: str) -> _Values:
-        """Those of a session that has begun.
-
-        Args:
-            kept: the session.
-            callbacks: those of the caller.
-            what: what is done: ``"test"`` or ``"predict"``.
-        """
-        listed = listed_callbacks(callbacks)
-        looks = any(may_look_at_values(callback, what) for callback in listed)
-        return cls(kept, kept.taken_values(), bool(listed), looks)
-
-    @cached_property
-    def _of_model(self) -> ModelValues:
-        return ModelValues(self.kept.session, self.kept.step.live, self.known)
-
-    def after_hooks(self) -> None:
-        """Give the workers what callbacks have changed, such as `keras.callbacks.SwapEMAWeights`."""
-        if self.may_change:
-            self._of_model.copy_changes_to_workers()
-
-    def around(self, begins: Callable[[int], None]) -> Callable[[int], None]:
-        """A hook before each batch, and what it may change."""
-
-        def begin(number: int) -> None:
-            begins(number)
-            if self.looks_at_values:
-                self._of_model.copy_changes_to_workers()
-
-        return begin
-
-    def take(self) -> None:
-        """Give the model what the step itself has written besides metrics, such as the state of random numbers."""
-        written = {name for name, _ in self.kept.distributed.model.updates}
-        live = {name: variable for name, variable in self.kept.step.live.items() if name in written}
-        if live:
-            values = ModelValues(self.kept.session, live, self.known)
-            values.trained()
-            values.copy_to_model()
 
 
 def _predicted(counts: Any, structure: Any, result: StepResult) -> Any:

@@ -341,15 +341,9 @@ def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options:
     compiled = [
         getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics", "_compile_config")
     ]
-    names = (
-        "train_step",
-        "test_step",
-        "predict_step",
-        "compute_loss",
-        "call",
-        "train_function",
-    )  # another: trace again
-    own = [vars(model).get(name) for name in names]
+    steps = ("train_step", "test_step", "predict_step", "compute_loss", "call")
+    own = [vars(model).get(name) for name in steps]
+    own.append(vars(model).get("train_function"))  # who asks Keras for another one wants the step traced anew
     spec, is_fed = data.element_spec, data.dataset is None
     files = [_state_of_file(value) for value in options.values()]
     trainable = [variable.trainable for variable in model.variables]

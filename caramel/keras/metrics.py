@@ -240,14 +240,14 @@ class _SummedVariable:
         self._is_total = kind is VariableClass.TOTAL
         self._is_same = kind not in (VariableClass.TOTAL, VariableClass.STATISTICS)
         self.output = output
-        self._base = self._assigned = variable.numpy()
+        self._begun = self._base = self._assigned = variable.numpy()  # on the workers; in the model, then and now
         self._start: Sequence[np.ndarray] = ()  # of each worker, when the model's variable was `_base`
         self._last: Sequence[np.ndarray] = ()
         self._repeated: dict[int, np.ndarray] = {}
 
     def reset(self) -> np.ndarray:
         """Begin with the present value of the model's variable, on the workers, too."""
-        self._base = self._assigned = self._variable.numpy()
+        self._begun = self._base = self._assigned = self._variable.numpy()
         self._start = self._last = ()
         self._repeated = {}
         return self._base
@@ -271,8 +271,8 @@ class _SummedVariable:
         """
         if self._is_same:
             states, examples = states[:1], examples[:1]
-        others = np.zeros_like(self._base) if self._is_total else self._base
-        given = [self._base, *[others] * (len(states) - 1)]
+        others = np.zeros_like(self._begun) if self._is_total else self._begun
+        given = [self._begun, *[others] * (len(states) - 1)]
         last, start = self._last or given, self._start or given
         for rank, state in enumerate(states):
             if examples[rank] == 0 and any(examples):

@@ -59,7 +59,7 @@ def check_still_trainable(model: Any) -> None:
         InputError: ``trainable`` of a layer, or the optimizer, was changed since.
     """
     (compiled, before), (now_compiled, now) = _trained[model], _present(model)
-    changed = [path for path in {**before, **now}.values() if path not in before.values() or path not in now.values()]
+    changed = [path for number, path in {**before, **now}.items() if not (number in before and number in now)]
     if changed or any(a is not b for a, b in zip(compiled, now_compiled)):
         what = f"whether {listed(changed, 3)} is trained" if changed else "how the model is compiled"
         raise InputError(

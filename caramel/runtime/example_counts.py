@@ -26,26 +26,32 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
     assert data is not None
     if not data.split:
         return (0,) * signature.workers
-    for rank, counts_of_worker in enumerate(counts if signature.workers > 1 else ()):  # one alone takes what there is
-        if counts_of_worker[ELEMENT_INDEX] >= 0 and len(set(counts_of_worker[FIRST_ROWS:].tolist())) > 1:
-            sizes = ", ".join(
-                f"{name!r} {rows}" for name, rows in zip(data.split, counts_of_worker[FIRST_ROWS:].tolist())
-            )
-            raise DataError(f"{batch} has different numbers of examples on worker {rank}: {sizes}")
+    if signature.workers > 1:  # else they may differ, as on one device
+        _check_same_numbers(data.split, counts, batch)
     shares = tuple(int(counts_of_worker[OWN_EXAMPLES]) for counts_of_worker in counts)
     rows = {int(counts_of_worker[FIRST_ROWS]) for counts_of_worker in counts}
     if data.sharding == "slice" and len(rows) > 1:
         raise DataError(f"the workers read different data: {batch} has {sorted(rows)} examples on different workers")
     if sum(shares) == 0:
         raise DataError(f"{batch} has no example")
-    for name, size in zip(data.split, data.rows):
-        if size is not None and any(share != size for share in shares):
+    for number, (name, size) in enumerate(zip(data.split, data.rows)):
+        own = shares if signature.workers > 1 else (int(counts[0][FIRST_ROWS + number]),)
+        if size is not None and any(share != size for share in own):
             raise DataError(
-                f"input {name!r} takes exactly {size} examples on each worker, but {batch} gives {list(shares)}: "
+                f"input {name!r} takes exactly {size} examples on each worker, but {batch} gives {list(own)}: "
                 "use batches of one size (drop_remainder=True)"
             )
     _check_weights(signature, shares, batch)
     return shares
+
+
+def _check_same_numbers(names: Sequence[str], counts: Sequence[np.ndarray], batch: str) -> None:
+    """Check that an element has as many examples in each input, on every worker that has got one."""
+    for rank, counts_of_worker in enumerate(counts):
+        rows = counts_of_worker[FIRST_ROWS:].tolist()
+        if counts_of_worker[ELEMENT_INDEX] >= 0 and len(set(rows)) > 1:
+            sizes = ", ".join(f"{name!r} {number}" for name, number in zip(names, rows))
+            raise DataError(f"{batch} has different numbers of examples on worker {rank}: {sizes}")
 
 
 def _check_weights(signature: Signature, shares: Sequence[int], batch: str) -> None:

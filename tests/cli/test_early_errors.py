@@ -23,7 +23,8 @@ for line in sys.stdin:
         except SystemExit as end:
             code = end.code
         except BaseException:
-            code = traceback.print_exc()
+            code = None
+            traceback.print_exc()
     print(json.dumps([code, said.getvalue()]), flush=True)
 """
 """Runs one command after the other. Importing TensorFlow, or the program, which is none, gives another message."""

@@ -314,6 +314,16 @@ def test_the_runner_refuses_data_that_does_not_fit(small, arrays, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_the_runner_of_one_worker_takes_other_numbers_of_examples(small):
+    runner = runpy.run_path(str(small[1] / "run.py"))
+    signature = json.loads((small[1] / "signature.json").read_text())
+    first = signature["feeds"][0]
+    x, y = ({**first, "name": name, "placeholders": [f"{name}:0"]} for name in "xy")
+    given = {"x": np.zeros((6, 600), np.float32), "y": np.zeros((4, 600), np.float32)}
+    feeds, shares = runner["feeds_for"]({**signature, "workers": 1, "feeds": [x, y]}, given)
+    assert {name: len(array) for name, array in feeds.items()} == {"x:0": 6, "y:0": 4} and shares == [6]
+
+
 def test_the_runner_feeds_texts(small):
     runner = runpy.run_path(str(small[1] / "run.py"))
     signature = json.loads((small[1] / "signature.json").read_text())

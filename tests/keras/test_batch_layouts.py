@@ -1,6 +1,7 @@
 """What a model's own steps get: batches alone or in tuples, and None where nothing is given, as in Keras."""
 
 import random
+from collections import namedtuple
 
 import keras
 import numpy as np
@@ -95,8 +96,6 @@ def test_inputs_alone(name, workers):
 
 def test_named_tuples_are_inputs_and_targets():
     """Keras takes what is a tuple for one, whatever its class."""
-    from collections import namedtuple
-
     pair = namedtuple("pair", "x y")
     data = tf.data.Dataset.from_tensor_slices(pair(X, Y)).batch(SIZE)
     alone, distributed = compiled(), compiled()

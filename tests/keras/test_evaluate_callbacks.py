@@ -128,8 +128,10 @@ def test_a_model_without_an_optimizer_ends_its_training():
     assert len(ended) == 2
 
 
-def test_scales_of_float8_are_refused_on_several_workers():
-    model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(16, dtype="float8_from_float32")])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_scales_of_float8_are_refused_on_several_workers(is_built):
+    inputs = [keras.Input([FEATURES])] if is_built else []
+    model = keras.Sequential([*inputs, keras.layers.Dense(16, dtype="float8_from_float32")])
     model.compile("sgd", "mse")
     with pytest.raises(caramel.UnsupportedError, match="its new value, as of the scales of float8"):
         caramel.fit(model, X.astype("float32"), np.zeros((24, 16), "float32"), verbose=0, **PLACE)

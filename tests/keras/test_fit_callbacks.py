@@ -289,3 +289,18 @@ def test_callbacks_as_keras_takes_them(name):
 def test_the_monitor_of_a_callback_by_itself_is_checked():
     with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_loss'"):
         caramel.fit(compiled(), dataset(20), workers=2, callbacks=keras.callbacks.EarlyStopping())
+
+
+def test_an_evaluation_when_an_epoch_begins():
+    """It leaves its counts in the metrics of the epoch, in Keras, too."""
+    x, y = arrays(8)
+
+    def evaluating(model):
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: model.evaluate(x, y, batch_size=8, verbose=0)
+        )
+
+    alone, distributed = compiled(), compiled()
+    want = alone.fit(dataset(), epochs=2, verbose=0, callbacks=[evaluating(alone)])
+    got = caramel.fit(distributed, dataset(), workers=2, epochs=2, verbose=0, callbacks=[evaluating(distributed)])
+    same((want, alone), (got, distributed))

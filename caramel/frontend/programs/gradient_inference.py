@@ -124,9 +124,9 @@ def _gradients(
                 gradients.append(RawGradient(variable, tensor, tuple(variable_readers), call, location))
     order = {handle: position for position, handle in enumerate(variables)}
     found = [_with_rows(gradient, rows) for gradient in _joined(gradients)]
-    # An open size is a number of rows, or else of examples, of whose gradient a variable may have the shape by chance.
-    is_by_variable = [g.indices is not None or _is_open_nowhere(static_shape(nodes, g.tensor)) for g in found]
-    of_variables = [gradient for gradient, holds in zip(found, is_by_variable) if holds]
+    of_variables = [
+        gradient for gradient in found if _may_be_by_variable(gradient, static_shape(nodes, gradient.tensor))
+    ]
     return sorted(of_variables, key=lambda g: (order[g.variable], g.tensor))
 
 
@@ -256,9 +256,12 @@ def _is_whole(shape: Shape | None) -> bool:
     return shape is not None and None not in shape
 
 
-def _is_open_nowhere(shape: Shape | None) -> bool:
-    """Whether no size is known to be open; of files nothing may be known."""
-    return shape is None or None not in shape
+def _may_be_by_variable(gradient: RawGradient, shape: Shape | None) -> bool:
+    """Whether a gradient, by its static shape, may be by a variable; of files no shape may be known.
+
+    An open size is a number of rows, or else of examples, and a variable may have the shape of these by chance.
+    """
+    return gradient.indices is not None or shape is None or _is_whole(shape)
 
 
 def _fits(variable: RawVariable, shape: Shape | None) -> bool:

@@ -197,7 +197,8 @@ def entered(gradient: Any, forward: Any) -> Any:
     if of_forward is None or of_forward < 0 or gradient is None:
         return gradient
     if isinstance(gradient, tf.IndexedSlices) and (forward.type == "Identity" or gradient.dense_shape is not None):
-        gradient = tf.convert_to_tensor(gradient)  # of all workers each takes its own rows; sums have few
+        # Of gathered examples a worker takes its own rows, and a sum has few rows.
+        gradient = tf.convert_to_tensor(gradient)
     if not isinstance(gradient, tf.Tensor) or isinstance(gradient, tf.__internal__.EagerTensor):
         # Slices cannot be scaled in one place: the op is left out.
         forward._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=-1))

@@ -207,11 +207,8 @@ class Search:
         decided = guards_of(self.raw.graph).decided
         for node, position in own:
             writer = self.raw.graph[node.name]
-            behind = self.raw.graph.ancestors(
-                [node_of(data_texts(writer)[position])],
-                control=False,
-                further=lambda name: decided[name] if self.raw.graph[name].op == "Merge" else (),
-            )
+            written = node_of(data_texts(writer)[position])
+            behind = self.raw.graph.ancestors([written], control=False, further=lambda name: decided.get(name, ()))
             if not all(map(reductions.has, behind)):
                 continue
             try:

@@ -28,14 +28,14 @@ def refuse_mixed_gradients(step: Graph, reductions: Reductions, losses: Sequence
         return
     known = [loss for loss in losses if reductions.has(loss)]
     powers = {value.power for value in map(reductions.value_of, known) if isinstance(value, (Examples, Total))}
-    plain = _plain_upstream(step, reductions, min(powers) if len(powers) == 1 else Fraction(0))
+    power = min(powers) if len(powers) == 1 else Fraction(0)
+    plain = _plain_upstream(step, reductions, power)
     if plain:
         reductions = reductions.assuming(plain)
-    entered = {_call_of(step[name], UPSTREAM_ATTRIBUTE): value.power for name, value in plain.items()}
+    assumed = {_call_of(step[name], UPSTREAM_ATTRIBUTE) for name in plain}
     for node in own:
         value = reductions.value_of(node.name)
-        call = _call_of(node, CUSTOM_ATTRIBUTE)
-        expected = {entered[call]} if call in entered else powers
+        expected = {power} if _call_of(node, CUSTOM_ATTRIBUTE) in assumed else powers
         if isinstance(value, (Examples, Total)) and expected and value.power not in expected:
             raise CaptureError(
                 f"the gradient {node.name!r}, which comes from a tf.custom_gradient, is multiplied with the number of "
