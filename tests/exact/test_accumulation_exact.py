@@ -320,6 +320,60 @@ def test_in_a_loop(form, workers):
     assert sum(conditions(armodel).values()) == (1 if form == "steps" else 0)
 
 
+def with_its_norm(x, w, b, g):
+    norm = tf.linalg.global_norm([g])
+    (clipped,), _ = tf.clip_by_global_norm([g], 0.1, use_norm=norm)
+    return norm, clipped
+
+
+def with_its_entries(x, w, b, g):
+    return g[0] * g[1], g
+
+
+def beside_a_loss(x, w, b, g):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, b, w - 0.1 * tf.stop_gradient(g))
+    return loss, tape.gradient(loss, w)
+
+
+@pytest.mark.parametrize("change", [with_its_norm, with_its_entries, beside_a_loss], ids=lambda f: f.__name__)
+def test_the_sum_of_a_loop_is_read_of_all_examples(change):
+    def make():
+        w = parameter()
+
+        def step(x, y):
+            total = tf.zeros([4], tf.float64)
+            for scale in tf.constant([1.0, 2.0, 0.5], tf.float64):
+                _, g = gradient_of(scale * x, y, w)
+                total += g
+            result, change_of_w = change(x, w, y, total)
+            w.assign_sub(0.05 * change_of_w)
+            return result
+
+        return Program(step, SPECS, {"w": w}, {"loss": "output"})
+
+    check(make, examples(), 3)
+
+
+@pytest.mark.parametrize("reduction", [{}, {"loss_reduction": "mean"}], ids=["told", "given"])
+def test_what_goes_through_the_sum_of_a_loop_once_more_is_refused(reduction):
+    w = parameter()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as outer:
+            total = tf.zeros([4], tf.float64)
+            for scale in tf.constant([1.0, 2.0], tf.float64):
+                _, g = gradient_of(scale * x, y, w)
+                total += g
+            loss = loss_of(x, y, w - 0.1 * total)
+        w.assign_sub(0.1 * outer.gradient(loss, w))
+        return loss
+
+    with pytest.raises(caramel.UnsupportedError, match="is part of what is differentiated"):
+        caramel.ARModel(caramel.capture(step, inputs=SPECS, **reduction), 2)
+
+
 @pytest.mark.parametrize("count", [*in_soak(12), 7])
 def test_a_gradient_that_is_added_up_and_used_alone(count):
     def make():

@@ -350,3 +350,64 @@ def test_a_table_that_is_trained_at_rows_of_all_examples(rows):
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(13, 1)), rng.uniform(0, 3, 13)) for _ in range(3)]
     exact_steps.check(make, data, [1, 2, 3])
+
+
+def of_pairs(z):
+    return tf.reduce_mean((z @ tf.transpose(z)) ** 2)
+
+
+def of_gathered_pairs(z):
+    return tf.reduce_mean((z @ tf.transpose(all_gather(z))) ** 2)
+
+
+def of_a_reduced_mean(z):
+    mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(tf.abs(z)))
+    return tf.reduce_mean(z**2) * mean
+
+
+CONDITIONS = {
+    "step": lambda x, count: count % 2 == 0,
+    "batch": lambda x, count: tf.reduce_mean(x) < 0.1,
+    "random": lambda x, count: tf.random.uniform([]) < 0.5,
+}
+
+
+def in_a_branch(loss_of, condition):
+    """A step that reads its parameters within a branch only."""
+
+    def make():
+        w = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="w")
+        count = tf.Variable(0, name="count", trainable=False)
+
+        def step(x):
+            count.assign_add(1)
+            with tf.GradientTape() as tape:
+                loss = tf.cond(
+                    CONDITIONS[condition](x, count), lambda: loss_of(x @ w), lambda: tf.reduce_mean((x @ w - 1.0) ** 2)
+                )
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return exact_steps.Program(step, [tf.TensorSpec([None, 3], tf.float64, "x")], {"w": w, "count": count})
+
+    return make
+
+
+@pytest.mark.parametrize("condition", ["step", "batch"])
+@pytest.mark.parametrize("loss_of", [of_pairs, of_gathered_pairs, of_a_reduced_mean], ids=lambda f: f.__name__)
+def test_in_a_branch_that_reads_the_parameters(loss_of, condition):
+    rng = np.random.default_rng(5)
+    data = [(rng.normal(size=(7, 3)) + shift,) for shift in (0.5, -0.5, -0.5, 0.5, 0.5, -0.5)]
+    taken = {bool(x.mean() < 0.1) for (x,) in data}
+    assert taken == {True, False}
+    exact_steps.check(in_a_branch(loss_of, condition), data, 3)
+
+
+@pytest.mark.parametrize("loss_of", [of_pairs, of_gathered_pairs], ids=lambda f: f.__name__)
+def test_in_a_branch_that_workers_may_take_or_not(loss_of):
+    program = in_a_branch(loss_of, "random")()
+    with pytest.raises(caramel.CaptureError, match="a mean or a sum over the batch"):
+        caramel.ARModel(caramel.capture(program.step, program.specs), 2)
+    if loss_of is of_gathered_pairs:
+        with pytest.raises(caramel.UnsupportedError, match="the others would wait for a worker"):
+            caramel.ARModel(caramel.capture(program.step, program.specs, loss_reduction="mean"), 2)

@@ -26,6 +26,7 @@ from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.recording.user_code import is_library
 from caramel.frontend.rewrites.inline import inline
+from caramel.frontend.roles.summed_graph import with_loop_results_apart
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
 from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
@@ -191,7 +192,7 @@ def capture_step(
     graph, entries = taken_out(traced.graph)
     differentiation = read_differentiation(graph, recorder, handle_of)
     chosen, others = _choose_loss(traced, loss, [t for t, _ in differentiation.differentiated])
-    return RawProgram(
+    program = RawProgram(
         graph=graph,
         variables=naming.variables,
         gradients=differentiation.gradients,
@@ -209,6 +210,7 @@ def capture_step(
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
     )
+    return with_loop_results_apart(program)
 
 
 def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming) -> Evaluation:
@@ -362,7 +364,9 @@ def _choose_loss(
     sources = {behind_identities(traced.graph, t) for t in differentiated}
     differentiated_outputs = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
     named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
-    for group in (named, differentiated_outputs, candidates if len(candidates) == 1 else []):
+    # Where loops differentiate, no output is known to be what they do, and the first is taken for it.
+    is_first = len(candidates) == 1 or not differentiated
+    for group in (named, differentiated_outputs, candidates if is_first else []):
         if group:
             return group[0][1], [o for o in outputs if o is not group[0]]
     return None, list(outputs)

@@ -21,6 +21,7 @@ from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.rewrites.inline import inline
 from caramel.frontend.rewrites.references import replace_references
 from caramel.frontend.roles.refusals import refuse_functions_as_ops, refuse_initializer_effects
+from caramel.frontend.roles.summed_graph import with_loop_results_apart
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
@@ -115,7 +116,7 @@ def capture_graph(
     inputs = _inputs(graph, whole)
     if iterator is not None:
         inputs += iterator_inputs(nodes, iterator, whole)
-    return RawProgram(
+    program = RawProgram(
         graph=with_placeholders(nodes, iterator),
         variables=variables,
         gradients=differentiation.gradients,
@@ -135,6 +136,7 @@ def capture_graph(
         entries=entries,
         single_examples="" if recorder is None else next(iter(recorder.single_examples), ""),
     )
+    return with_loop_results_apart(program)
 
 
 def _refuse_effects(initializers: GraphInitializers) -> None:

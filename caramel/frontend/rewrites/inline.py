@@ -1,19 +1,25 @@
 """Inline: the functions that a step calls become part of its graph, so that everything in it has one place.
 
 Calls are replaced by the nodes of their functions, and an ``IdentityN`` by one Identity for each of its
-tensors. An ``If`` or ``Case`` that touches variables becomes all of its branches, between Switch and
-Merge: only the nodes of the branch that is taken run. Loops, and branches that only compute, stay as
-they are; so do gradients of convolutions that Keras lets XLA compile.
+tensors. An ``If`` or ``Case`` that touches variables, or in which workers exchange something, becomes
+all of its branches, between Switch and Merge: only the nodes of the branch that is taken run. Loops, and
+branches that only compute, stay as they are; so do gradients of convolutions that Keras lets XLA compile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorflow.core.framework import attr_value_pb2
 
-from caramel.frontend.attributes import SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
+from caramel.frontend.attributes import (
+    ENTRY_ATTRIBUTE,
+    OVER_WORKERS_ATTRIBUTE,
+    SCOPE_ATTRIBUTE,
+    TARGETS_ATTRIBUTE,
+    TOTAL_ATTRIBUTE,
+)
 from caramel.frontend.rewrites.old_calls import with_calls_of_functions
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
@@ -75,9 +81,10 @@ def inline(graph: Graph) -> Inlined:
     """
     graph = with_calls_of_functions(graph)
     library = Library(graph)
-    if not any(_is_inlined(n, library) for n in graph):
+    exchanged = _exchanged(graph, library)
+    if not any(_is_inlined(n, library, exchanged) for n in graph):
         return Inlined(graph, {})
-    inliner = _Inliner(graph, library)
+    inliner = _Inliner(graph, library, exchanged)
     for current in graph:
         inliner.emit(current, "")
     nodes = inliner.finished()
@@ -89,12 +96,29 @@ def _prefixes(name: str) -> list[str]:
     return [name[: position + 1] for position, letter in enumerate(name) if letter == "/"]
 
 
-def _is_inlined(call: NodeDef, library: Library) -> bool:
+def _exchanged(graph: Graph, library: Library) -> set[int]:
+    """Numbers of what the program, or a function that it calls, has of all workers."""
+    nodes = [*graph, *(inner for call in graph for _, inner in library.inner_nodes(call))]
+    return {n.attr[TOTAL_ATTRIBUTE].i for n in nodes if OVER_WORKERS_ATTRIBUTE in n.attr and TOTAL_ATTRIBUTE in n.attr}
+
+
+def _is_inlined(call: NodeDef, library: Library, exchanged: Collection[int]) -> bool:
     if call.op in ops.INLINED_CALLS:
         return not _must_be_compiled(call, library)
     if _is_joint_identity(call):
         return True
-    return call.op in ops.BRANCHES and _is_a_choice(call) and _touches_variables(call)
+    if call.op not in ops.BRANCHES or not _is_a_choice(call) or _gives_handles(call):
+        return False
+    return _takes_variables(call) or (bool(exchanged) and _exchanges(call, library, exchanged))
+
+
+def _exchanges(call: NodeDef, library: Library, exchanged: Collection[int]) -> bool:
+    """Whether something of all workers is made in a call, or the gradient of that enters it there."""
+    return any(
+        OVER_WORKERS_ATTRIBUTE in inner.attr
+        or (ENTRY_ATTRIBUTE in inner.attr and inner.attr[ENTRY_ATTRIBUTE].i in exchanged)
+        for _, inner in library.inner_nodes(call)
+    )
 
 
 def _must_be_compiled(call: NodeDef, library: Library) -> bool:
@@ -122,9 +146,9 @@ def _branches(branch: NodeDef) -> list[tuple[str, str]]:
     return [(key, branch.attr[f"{key}_branch"].func.name) for key in ("then", "else")]
 
 
-def _touches_variables(call: NodeDef) -> bool:
-    """Whether a call takes handles and returns none: the variables of returned handles cannot be told apart."""
-    return _takes_variables(call) and ops.DT_RESOURCE not in ops.output_types(call)
+def _gives_handles(call: NodeDef) -> bool:
+    """Whether a call returns handles, whose variables could not be told apart."""
+    return ops.DT_RESOURCE in ops.output_types(call)
 
 
 def _takes_variables(call: NodeDef) -> bool:
@@ -132,8 +156,9 @@ def _takes_variables(call: NodeDef) -> bool:
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, library: Library) -> None:
+    def __init__(self, graph: Graph, library: Library, exchanged: Collection[int]) -> None:
         self._library = library
+        self._exchanged = exchanged
         self._taken = {prefix for name in graph.nodes for prefix in _prefixes(name)}  # names up to a "/"
         self._nodes: list[NodeDef] = []
         self._replaced: dict[tuple[str, int], str] = {}  # (call, output) -> tensor
@@ -146,7 +171,7 @@ class _Inliner:
             current: node whose inputs are named as in the new graph; outputs of calls are resolved later.
             guard: name of the node without which it must not run; "" for none.
         """
-        if not _is_inlined(current, self._library):
+        if not _is_inlined(current, self._library, self._exchanged):
             self._add(current, guard)
         elif current.op in ops.INLINED_CALLS:
             self._call(current, guard)

@@ -13,7 +13,11 @@ from caramel.frontend.roles import model_notes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import GatherNeeded
-from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others
+from caramel.frontend.roles.forward_sums import (
+    differing_entries,
+    refuse_branches_that_differ,
+    refuse_sums_of_others,
+)
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.own_gradients import refuse_mixed_gradients
 from caramel.frontend.roles.refusals import (
@@ -132,6 +136,7 @@ def _assembled(raw: RawProgram) -> Model:
     refuse_sums_of_others(replace(raw, graph=graph), reductions)
     refuse_mixed_gradients(step, reductions, [loss for loss, _ in raw.differentiated])
     local = local_variables(roles.kinds)
+    refuse_branches_that_differ(raw, step, local)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
     is_plain = reduction.kind == "mean" and not (sorted_out.inside or raw.forward_sums)

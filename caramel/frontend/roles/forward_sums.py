@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from caramel.errors import CaptureError
+from caramel.errors import CaptureError, UnsupportedError
 from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
@@ -21,7 +21,8 @@ from caramel.frontend.roles.forward_search import Analyse, GatherNeeded, Search
 from caramel.frontend.roles.needs import kind_of_sum
 from caramel.frontend.roles.summed_graph import name_over_workers
 from caramel.frontend.roles.tensor_reductions import Reductions
-from caramel.graph.graph import node_of, tensor_name
+from caramel.graph.graph import Graph, node_of, tensor_name
+from caramel.graph.guards import guards_of
 
 
 def with_forward_sums(
@@ -84,6 +85,34 @@ def refuse_sums_of_others(raw: RawProgram, reductions: Reductions) -> None:
                 raise CaptureError(
                     f"{tensor!r} would be summed over the workers although parts of it are sums already: with several "
                     "workers its value would be another"
+                )
+
+
+def refuse_branches_that_differ(raw: RawProgram, step: Graph, local: Collection[str]) -> None:
+    """Check that what is summed or gathered over the workers is so on all of them, or on none.
+
+    Args:
+        raw: the program with the sums.
+        step: the nodes of the step.
+        local: handle nodes of the variables that have a value of their own on each worker.
+
+    Raises:
+        UnsupportedError: it is in a branch that some workers may take and others not.
+    """
+    nodes = [node for each in raw.forward_sums for node in (each.node, *each.entries) if node in step]
+    guards = guards_of(step).by_node
+    if not any(guards[node] for node in nodes):
+        return
+    start = {*(i.node for i in raw.inputs if i.split and i.node in step), *local}
+    differing = Locality(step, raw.library).differing(start)
+    for node in nodes:
+        for condition, _ in sorted(guards[node]):
+            if condition in differing:
+                raise UnsupportedError(
+                    f"{node.rpartition('/')[0] or node!r} needs values of all workers, in a branch that op "
+                    f"{condition!r} ({step[condition].op}) decides, which each worker computes from its own examples "
+                    "or random numbers: the others would wait for a worker that takes another branch. Let constants, "
+                    "variables or inputs listed in replicated= decide"
                 )
 
 

@@ -121,11 +121,11 @@ class _Sorting:
         waiting += [node_of(t) for t in self._raw.targets_of(call)]
         seen = set(waiting)
         inner = {
-            g for t in self._raw.targets_of(call) for g in self._by_tensor.get(tensor_name(t), ()) if g.call < call
+            g for t in self._raw.targets_of(call) for g in self._by_tensor.get(tensor_name(t), ()) if g.call != call
         }
         while waiting:
             for text in data_texts(self._graph[waiting.pop()]):
-                others = [g for g in self._by_tensor.get(tensor_name(text), ()) if g.call < call]
+                others = [g for g in self._by_tensor.get(tensor_name(text), ()) if g.call != call]
                 inner.update(others)
                 if not others and node_of(text) not in seen:
                     seen.add(node_of(text))

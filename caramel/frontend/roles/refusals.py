@@ -11,7 +11,7 @@ from caramel.frontend.rewrites.references import refuse_reference
 from caramel.frontend.roles.divergence import Locality, rounds_differ
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of
 from caramel.model import Gradient, Input
 
 
@@ -161,8 +161,9 @@ def refuse_uneven_rounds(
     differ: set[str] | None = None
     for gradient in gradients:
         for tensor in (gradient.tensor, *(source for source, _ in gradient.sources)):
-            loop = step[node_of(tensor)]
-            if loop.op not in ops.LOOPS:
+            loop = step[node_of(behind_identities(step, tensor))]
+            is_marked = GRADIENT_ATTRIBUTE in step[node_of(tensor)].attr  # a gradient, of which the loop is a part
+            if is_marked or loop.op not in ops.LOOPS:
                 continue
             if differ is None:
                 equal = {node_of(g.tensor) for g in gradients if not g.consumers}

@@ -11,7 +11,7 @@ from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, 
 from caramel.frontend.batch.domain import Examples, Value
 from caramel.frontend.captured import Entry, RawProgram
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import constant, dtype_attribute, node
 from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import ForwardSum
@@ -51,11 +51,7 @@ def with_sum(
     graph = raw.graph
     changed: dict[str, NodeDef] = {}
     added = [_identity(graph, name_over_workers(tensor), tensor, marked=True)]
-    producer, index = parse_input(tensor)
-    for reader, position in graph.consumers[producer]:
-        if reader not in kept and parse_input(graph[reader].input[position])[1] == index:
-            changed.setdefault(reader, copied(graph[reader]))
-            changed[reader].input[position] = added[0].name
+    _redirect(graph, tensor, added[0].name, changed, kept)
     names = _put_in_front(graph, entries, changed, added)
     forward_sum = ForwardSum(added[0].name, kind, names, counted)
     used = {op for op, _ in entries}
@@ -66,6 +62,25 @@ def with_sum(
         entries={op: known for op, known in raw.entries.items() if op not in used},
     )
     return _renamed(summed, tensor, tensor_name(added[0].name))
+
+
+def with_loop_results_apart(raw: RawProgram) -> RawProgram:
+    """The program in which what loops add up leaves them through an Identity each, as other gradients are read.
+
+    A loop has several results, and all that is said of a gradient is said of the node that gives it.
+
+    Args:
+        raw: the captured program.
+    """
+    for tensor in [g.tensor for g in raw.gradients if raw.graph[node_of(g.tensor)].op in ops.LOOPS]:
+        name, index = parse_input(tensor)
+        apart = _identity(raw.graph, f"{name}/gradient_{index}", tensor, marked=False)
+        changed: dict[str, NodeDef] = {}
+        _redirect(raw.graph, tensor, apart.name, changed)
+        own = tensor_name(apart.name)
+        gradients = tuple(replace(g, tensor=own) if g.tensor == tensor else g for g in raw.gradients)
+        raw = _renamed(replace(raw, graph=raw.graph.replaced(changed, [apart]), gradients=gradients), tensor, own)
+    return raw
 
 
 def with_entries(raw: RawProgram, forward_sum: ForwardSum, entries: Sequence[Entry]) -> RawProgram:
@@ -230,6 +245,15 @@ def _identity(graph: Graph, name: str, tensor: str, marked: bool) -> NodeDef:
     if marked:
         identity.attr[OVER_WORKERS_ATTRIBUTE].b = True
     return identity
+
+
+def _redirect(graph: Graph, tensor: str, to: str, changed: dict[str, NodeDef], kept: Collection[str] = ()) -> None:
+    """Let whatever reads a tensor, but for the kept readers, read another one; what changes is added to ``changed``."""
+    producer, index = parse_input(tensor)
+    for reader, position in graph.consumers[producer]:
+        if reader not in kept and parse_input(graph[reader].input[position])[1] == index:
+            changed.setdefault(reader, copied(graph[reader]))
+            changed[reader].input[position] = to
 
 
 def _put_in_front(

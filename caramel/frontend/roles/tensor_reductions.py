@@ -28,7 +28,7 @@ from caramel.frontend.batch.layers import GENERATOR_OPS, RANDOM_OPS
 from caramel.frontend.batch.tensor_gradients import unscaled_gradients
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
-from caramel.graph.graph import Graph, node_of
+from caramel.graph.graph import Graph, behind_identities, node_of
 from caramel.model import Input, VariableClass
 
 _GRADIENT_VALUES: Mapping[str, Value] = {"equal": INVARIANT, "mean": Total(Fraction(-1)), "sum": Total()}
@@ -123,11 +123,12 @@ class Reductions:
         """The same for a tensor that is differentiated in the body of a loop.
 
         Args:
-            loop: name of a result of the loop.
+            loop: name of a result of the loop, or of an Identity of one.
             loss: name of the tensor in the body.
         """
-        self._analysis.value_of(loop)
-        value = self._analysis.differentiated.get((node_of(loop), loss))
+        result = behind_identities(self._graph, loop)
+        self._analysis.value_of(result)
+        value = self._analysis.differentiated.get((node_of(result), loss))
         return (None, NOT_FOLLOWED) if value is None else _reduction_of(value, loss)
 
     def is_the_same(self, loss: str) -> bool:
