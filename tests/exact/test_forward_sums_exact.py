@@ -539,3 +539,29 @@ def test_what_is_given_by_the_caller_stays():
     """With loss_reduction= nothing travels in the forward pass."""
     context = caramel.capture(Program(root).step, SPECS, loss_reduction="mean")
     assert context.model.forward_sums == ()
+
+
+def test_what_enters_in_a_function_that_stays_compiled_is_refused():
+    """The gradient of a convolution that the program compiles stays a function, in which nothing can be scaled."""
+    kernel = tf.Variable(tf.ones([3, 3, 2, 2]), name="kernel")
+
+    def convolved(x):
+        return tf.nn.conv2d(x, kernel, 1, "VALID")
+
+    def step(loss_of, x):
+        with tf.GradientTape() as tape:
+            loss = tf.function(loss_of, jit_compile=True)(x)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    def masked(x):
+        mask = tf.cast(x[:, 0, 0, 0] > 0, x.dtype)
+        return tf.reduce_sum(mask * tf.reduce_mean(convolved(x) ** 2, [1, 2, 3])) / tf.reduce_sum(mask)
+
+    def mean(x):
+        return tf.reduce_mean(convolved(x) ** 2)
+
+    specs = [tf.TensorSpec([None, 6, 6, 2], tf.float32, "x")]
+    caramel.ARModel(caramel.capture(lambda x: step(mean, x), specs), 2)
+    with pytest.raises(caramel.CaptureError, match="RealDiv"):
+        caramel.ARModel(caramel.capture(lambda x: step(masked, x), specs), 2)

@@ -29,6 +29,7 @@ from caramel.frontend.attributes import (
     TOTAL_ATTRIBUTE,
 )
 from caramel.frontend.captured import Entry
+from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, control_texts, copied, node_of, tensor_name
 
 _MARKED_OPS = frozenset(
@@ -243,7 +244,8 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
 
     Returns:
         The graph, and the entries by the name of the op; an op without a gradient has none. Of a function that was
-        called several times, ops of which that cannot be told are left out.
+        called several times, ops of which that cannot be told are left out; so are those whose gradient enters in a
+        function that stays one.
     """
     forward: dict[int, list[str]] = {}
     marks: dict[str, int] = {}
@@ -256,7 +258,7 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
         if ENTRY_ATTRIBUTE in node.attr:
             marks[node.name] = node.attr[ENTRY_ATTRIBUTE].i
     owners = {name: _owner(graph, name, forward.get(number, ())) for name, number in marks.items()}
-    untold = {number for name, number in marks.items() if owners[name] is None}
+    untold = {number for name, number in marks.items() if owners[name] is None} | _entered_in_functions(graph)
     entries: dict[str, list[Entry]] = {
         n: [] for number, names in forward.items() if number not in untold for n in names
     }
@@ -288,6 +290,13 @@ def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
     removed = (marks.keys() - kept) | waited_for
     nodes = [changed.get(n.name, n) for n in graph if n.name not in removed]
     return Graph(nodes, graph.library, graph.versions), told
+
+
+def _entered_in_functions(graph: Graph) -> set[int]:
+    """Numbers of the ops whose gradients enter in functions that the graph calls."""
+    library = Library(graph)
+    inner_nodes = (inner for call in graph for _, inner in library.inner_nodes(call))
+    return {inner.attr[ENTRY_ATTRIBUTE].i for inner in inner_nodes if ENTRY_ATTRIBUTE in inner.attr}
 
 
 def _owner(graph: Graph, entry: str, names: Sequence[str]) -> str | None:
