@@ -7,6 +7,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Examples`: along one axis, ``B**power * f(x_i)`` for each example;
 - `Whole`: a value of the whole batch that every worker has;
 - `Order`: the numbers of all entries, one after the other;
+- `Permutation`: the numbers of all examples, in an order of chance;
 - `Coordinates`: the number of each example, and beside it what the example has;
 - `Offsets`: the number of each example, and zeros beside it;
 - `ChosenShape`: the shape of a tensor of some of the examples;
@@ -145,6 +146,11 @@ class Order:
     """
 
     count: Fraction
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The numbers of all examples, in an order of chance."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +327,7 @@ Value = (
     | Examples
     | Positions
     | Order
+    | Permutation
     | ChosenShape
     | Coordinates
     | Offsets
@@ -334,6 +341,16 @@ Value = (
     | TensorList
     | Unknown
 )
+
+
+class Note(enum.Enum):
+    """What of the whole batch an op puts into the values of single examples, where each worker does so in its part."""
+
+    STATISTICS = enum.auto()
+    """Means over the examples."""
+    ORDER = enum.auto()
+    """Another example, which chance chooses."""
+
 
 INVARIANT = Independent()
 """A tensor that depends neither on the examples nor on their number."""

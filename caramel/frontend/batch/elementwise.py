@@ -13,6 +13,7 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
+    Note,
     Role,
     Statistic,
     TensorList,
@@ -287,7 +288,7 @@ def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examp
         return replace(value, normalised=normalised)
     roles = {v.role if isinstance(v, Statistic) else Role.NONE for v in others}
     if BATCH_NORMALISATION.search(op.node.name):
-        op.notes[op.node.name] = None
+        op.notes[op.node.name] = Note.STATISTICS
         if kind in _PRODUCTS and roles == {Role.FACTOR} and not value.mixed_by:
             return replace(value, normalised=True)
         if kind in _SUMS and roles == {Role.SHIFT} and normalised:

@@ -17,6 +17,7 @@ from caramel.frontend.batch import elementwise, map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
     Independent,
+    Note,
     SingleExample,
     Size,
     TensorList,
@@ -122,7 +123,7 @@ class Analysis:
         self._constants = dict(constants or {})
         self._function = function
         self._values: dict[str, Sequence[Value]] = {}
-        self._notes: dict[str, dict[str, None]] = {}
+        self._notes: dict[str, dict[str, Note]] = {}
 
     @cached_property
     def _decided(self) -> Mapping[str, Sequence[str]]:
@@ -172,12 +173,16 @@ class Analysis:
         """
         return Analysis(self._graph, self._bodies, {**self._given, **values}, self._constants, self._function)
 
-    def notes_behind(self, tensors: Sequence[str]) -> tuple[str, ...]:
-        """Names of the ops behind some tensors that put a value of the whole batch into values of single examples."""
+    def notes_behind(self, tensors: Sequence[str]) -> dict[str, Note]:
+        """What of the whole batch ops behind some tensors put into values of single examples, by their names."""
         for tensor in tensors:
             self.value_of(tensor)
         behind = self._behind([node_of(tensor) for tensor in tensors])
-        return tuple(dict.fromkeys(note for name in self._graph.order if name in behind for note in self._notes[name]))
+        found: dict[str, Note] = {}
+        for name in self._graph.order:
+            if name in behind:
+                found.update(self._notes[name])
+        return found
 
     def _behind(self, names: Sequence[str], stop: Callable[[str], bool] = lambda name: False) -> set[str]:
         """The nodes that go into some nodes as data, or that decide from which of two branches the data comes."""
@@ -190,7 +195,8 @@ class Analysis:
 
     def _of(self, node: NodeDef) -> Sequence[Value]:
         outputs = max(len(ops.output_types(node)), 1)
-        notes = self._notes[node.name] = {}
+        notes: dict[str, Note] = {}
+        self._notes[node.name] = notes
         if node.name in self._given:
             return [self._given[node.name]] * outputs
         if node.name in self.tensor_gradients:
@@ -383,7 +389,7 @@ class Analysis:
         argument_constants = {tensor_name(body.arguments[p]): c for p, c in constants.items() if c is not None}
         argument_values = dict(zip(body.arguments, inputs))
         analysis = Analysis(self._bodies.graph(name, shapes), self._bodies, argument_values, argument_constants, name)
-        op.notes.update(dict.fromkeys(analysis.notes_behind(body.results)))
+        op.notes.update(analysis.notes_behind(body.results))
         for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
             self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)
         return [analysis.value_of(text) for text in body.results]

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Unknown, Value, is_invariant
+from caramel.frontend.batch.domain import (
+    INVARIANT,
+    Examples,
+    Independent,
+    Note,
+    Statistic,
+    Unknown,
+    Value,
+    is_invariant,
+)
 from caramel.frontend.batch.elementwise import other_rows
 from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.permutations import sorted_by_chance
 from caramel.graph.ops import op_names
 
 _LINEAR_OPS = frozenset({"AvgPool", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "MatrixDiag", "MatrixDiagPart"})
@@ -118,8 +128,10 @@ def _space_and_batch(op: Op) -> Value:
     return replace(value, before=value.before // count, repeated=False)
 
 
-def _by_inner_axes(op: Op) -> Value:
+def _by_inner_axes(op: Op) -> Value | Sequence[Value]:
     inner = INNER_AXES_OPS[op.node.op]
+    if (permuted := sorted_by_chance(op, RANDOM_OPS | GENERATOR_OPS)) is not None:
+        return permuted
     examples = [(p, v) for p, v in enumerate(op.inputs) if isinstance(v, Examples)]
     places = set()
     for position, value in examples:
@@ -147,7 +159,7 @@ def _batch_norm(op: Op) -> Value | Sequence[Value]:
     if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
         return op.unknown("normalises values that are not those of single examples")
     if training:
-        op.notes[op.node.name] = None
+        op.notes[op.node.name] = Note.STATISTICS
     statistic: Value = Statistic() if training else INVARIANT
     if not all(is_invariant(v) for v in op.inputs[3:]):
         statistic = op.unknown("has moving averages that depend on the batch, or differ between workers")

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Unknown, Value, is_invariant, joined
+from caramel.frontend.batch.domain import (
+    Examples,
+    Independent,
+    Note,
+    Statistic,
+    Total,
+    Unknown,
+    Value,
+    is_invariant,
+    joined,
+)
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 from caramel.graph.shapes import Shape
@@ -36,8 +46,7 @@ class Op:
         value_of: function from a tensor behind the node to its abstract value.
         outputs: number of outputs.
         function: name of the function that contains the node; "" for the graph itself.
-        notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
-            adds to them.
+        notes: what of the whole batch ops put into values of single examples, by their names; a rule adds to them.
         knows_rows: whether it is known which constants follow from the number of examples; else one of that value may.
     """
 
@@ -51,7 +60,7 @@ class Op:
     value_of: Callable[[str], Value]
     outputs: int
     function: str
-    notes: dict[str, None]
+    notes: dict[str, Note]
     knows_rows: bool = False
 
     def shape(self, position: int) -> Shape | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch import permutations
 from caramel.frontend.batch.coordinates import of_numbers
 from caramel.frontend.batch.domain import Examples, Independent, Order, Positions, Size, Value, of_sizes
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
@@ -64,6 +65,8 @@ def of_order(op: Op) -> Value | Sequence[Value]:
     """The value of an op that reads the numbers of the entries."""
     if op.node.op == "DynamicPartition":
         return _partition(op)
+    if op.node.op in permutations.RULES:
+        return permutations.of_shuffled_order(op)
     first = op.inputs[0]
     if op.node.op in ("Shape", "Size") and isinstance(first, Order) and op.rank(0) == 1:
         return of_sizes((Size(first.count, Fraction(1)),))

@@ -12,6 +12,7 @@ from caramel.frontend.batch import (
     layers,
     layout,
     partitions,
+    permutations,
     places,
     ragged,
     reductions,
@@ -19,7 +20,17 @@ from caramel.frontend.batch import (
     sizes,
     tensor_lists,
 )
-from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Offsets, Order, Positions, Tokens
+from caramel.frontend.batch.domain import (
+    ChosenShape,
+    Coordinates,
+    Entries,
+    Followed,
+    Offsets,
+    Order,
+    Permutation,
+    Positions,
+    Tokens,
+)
 from caramel.frontend.batch.op import Op, Rule
 
 
@@ -48,6 +59,7 @@ _ON_EXAMPLES = merged(
     reductions.RULES,
     samplers.RULES,
     partitions.RULES,
+    permutations.RULES,
     places.RULES,
     ragged.RULES,
 )
@@ -64,6 +76,7 @@ ON_SHAPES_AND_LISTS = frozenset(sizes.SHAPE_RULES) | frozenset(tensor_lists.RULE
 
 _READERS: Mapping[type, Rule] = {
     Positions: places.of_positions,
+    Permutation: permutations.of_permutation,
     Order: partitions.of_order,
     ChosenShape: sizes.of_chosen_shape,
     Coordinates: coordinates.of_coordinates,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from caramel.errors import listed
+from caramel.frontend.batch.domain import Note
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import node_of
@@ -37,12 +38,20 @@ def batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
         losses: the tensors that are differentiated.
     """
     values = reductions.batch_wide_values(losses)
-    if not values:
-        return []
-    return [
-        f"the loss uses values over the whole batch ({listed(values, 3)}): each worker computes them over its own "
-        "part, as batch normalisation does"
-    ]
+    means = [name for name, note in values.items() if note is Note.STATISTICS]
+    orders = [name for name, note in values.items() if note is Note.ORDER]
+    notes = []
+    if means:
+        notes.append(
+            f"the loss uses values over the whole batch ({listed(means, 3)}): each worker computes them over its own "
+            "part, as batch normalisation does"
+        )
+    if orders:
+        notes.append(
+            f"the loss pairs examples by chance ({listed(orders, 3)}): with several workers each does so among those "
+            "of its own part, and an example that is the only one there stays with itself"
+        )
+    return notes
 
 
 def summed(raw: RawProgram) -> list[str]:

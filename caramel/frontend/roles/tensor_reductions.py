@@ -15,6 +15,7 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
+    Note,
     Statistic,
     Total,
     Unknown,
@@ -148,8 +149,8 @@ class Reductions:
             self._summed
         )
 
-    def batch_wide_values(self, losses: Sequence[str]) -> tuple[str, ...]:
-        """Ops on the way to losses that put a value of the whole batch into the values of single examples.
+    def batch_wide_values(self, losses: Sequence[str]) -> Mapping[str, Note]:
+        """What of the whole batch ops on the way to losses put into the values of single examples, by their names.
 
         Batch normalisation's mean and variance are such values. Each worker computes them over its own part.
         """

@@ -1502,6 +1502,8 @@ add(
 NOT_MADE = {
     "MatrixLogarithm": "does not come to an end for some matrices that have no logarithm",
     "OptimizationBarrier": "is no op of TensorFlow",
+    "RandomShuffle": "has an order of its own on each worker; see tests/exact/test_permutations_exact.py",
+    "StatelessShuffle": "has an order of its own on each worker; see tests/exact/test_permutations_exact.py",
     "XlaDynamicUpdateSlice": "has no kernel outside of XLA",
 }
 """Ops with a rule of which no instance is made, and why."""

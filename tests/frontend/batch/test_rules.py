@@ -9,6 +9,7 @@ from caramel.frontend.batch import (
     layers,
     layout,
     partitions,
+    permutations,
     places,
     ragged,
     reductions,
@@ -25,7 +26,10 @@ def test_an_op_with_two_rules_is_found():
 
 
 def test_every_rule_is_in_the_merged_table():
-    tables = [f.RULES for f in (elementwise, gathers, layers, layout, partitions, places, ragged, reductions, samplers)]
+    tables = [
+        f.RULES
+        for f in (elementwise, gathers, layers, layout, partitions, permutations, places, ragged, reductions, samplers)
+    ]
     tables += [tensor_lists.RULES, layers.PARTIAL_RULES, elementwise.PARTIAL_RULES, sizes.SHAPE_RULES]
     assert sum(map(len, tables)) == len(rules.ALL_RULES)
     assert all(rules.ALL_RULES[op] is rule for table in tables for op, rule in table.items())
