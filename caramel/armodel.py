@@ -24,7 +24,7 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.signature import Signature
-from caramel.util.arguments import refuse_unknown
+from caramel.util.arguments import known_arguments_only, refuse_unknown
 from caramel.util.text_files import path_text
 
 _logger = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class ARModel:
         array([0.1, 0.2], dtype=float32)
     """
 
+    @known_arguments_only
     def __init__(
         self,
         context: Context,

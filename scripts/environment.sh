@@ -21,3 +21,5 @@ if [ ! -x "$venv/bin/python" ] || ! usable "$venv/bin/python"; then
     "$found" -m venv "$venv"
 fi
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$requirement"
+# Each process that a command starts would compile it anew where Python keeps no bytecode (PYTHONDONTWRITEBYTECODE).
+"$venv/bin/python" -m compileall -q caramel

@@ -99,8 +99,9 @@ def netbench(
             raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
         if place.serves:
             place.serve(devices)
-        where = description or f"{place.name} cluster on {platform.node()}"
-        network = _measured_network(place.cluster(max(numbers)), numbers, where, out, quick, devices, **options)
+        cluster = place.cluster(max(numbers))
+        where = description or f"{type(cluster).__name__} on {platform.node()}"
+        network = _measured_network(cluster, numbers, where, out, quick, devices, **options)
         text = as_text(network)
         if plot is not None:
             from caramel.netmodel.plot import save_plot

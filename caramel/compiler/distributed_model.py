@@ -225,7 +225,8 @@ def _refuse_synchronised(model: Model, workers: int) -> None:
         raise UnsupportedError(
             f"{listed(model.synchronised, 3)} asks for an all-reduce or all-gather over all replicas, which with "
             f"{workers} workers would not be what one device has (it is inside a loop or branch, or not of examples, "
-            "or not the sum or mean over them that it would have to be): move it out, or train with one worker"
+            "or not the sum or mean over them that it would have to be, or differentiated twice): move it out, or "
+            "train with one worker"
         )
 
 

@@ -37,6 +37,7 @@ from caramel.frontend.step_traces import StepTraces
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
+from caramel.util.arguments import known_arguments_only
 from caramel.util.tables import fitted, preformatted, wrapped
 
 __all__ = ["Context", "capture"]
@@ -45,6 +46,7 @@ _MAX_CAPTURES = 12
 """Times that a step is traced, with more examples gathered each time, before it is refused."""
 
 
+@known_arguments_only
 def capture(
     program: Any = None,
     inputs: Sequence[Any] | None = None,

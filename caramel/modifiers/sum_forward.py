@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caramel.graph import ops
-from caramel.graph.graph import NodeDef, copied, parse_input
+from caramel.graph.graph import NodeDef, control_texts, copied, parse_input
 from caramel.graph.nodes import dtype_attribute
 from caramel.modifiers.emission import Emission, Role, replica_name
 from caramel.modifiers.forward_nodes import ForwardNodes
@@ -38,7 +38,8 @@ def sum_forward(emission: Emission) -> Emission:
             values = [(each.node, results[rank]), *((e, entering[e][rank]) for e in each.entries)]
             for name, tensor in values:
                 replica = replica_name(rank, name)
-                changed[replica] = copied(emission.graph[replica], [tensor])
+                node = emission.graph[replica]
+                changed[replica] = copied(node, [tensor, *control_texts(node)])  # these tie it to its branch
         added += collective.nodes
     return emission.extended(added, changed)
 

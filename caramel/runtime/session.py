@@ -23,7 +23,7 @@ from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
-from caramel.runtime.clusters.base import Cluster, check_cluster
+from caramel.runtime.clusters.base import Cluster, check_cluster, measured_elsewhere
 from caramel.runtime.executor import Executor, KindOfRun
 from caramel.runtime.feeds import Batch, bound_arrays
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
@@ -34,7 +34,7 @@ from caramel.runtime.steps_per_execution import StepsInRun
 from caramel.runtime.training_steps import DATA_IS_THERE, NO_DATA, StepRun, TrainingSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
-from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, timeout_s, whole_number
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, known_arguments_only, timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.temporary import is_in_process
 from caramel.util.units import format_number
@@ -107,6 +107,7 @@ class Session:
         array([0.271, 0.542], dtype=float32)
     """
 
+    @known_arguments_only
     def __init__(
         self, distributed: DistributedModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     ) -> None:
@@ -114,6 +115,8 @@ class Session:
         step_timeout_s = timeout_s(step_timeout_s, "step_timeout_s")
         if distributed.plan.deterministic:
             refuse_rounding_rewrites()
+        if warning := measured_elsewhere(distributed.plan.network, cluster):
+            _logger.warning("%s", warning)
         self._model = distributed.model
         self._signature = distributed.signature
         self._timeout_s = step_timeout_s

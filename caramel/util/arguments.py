@@ -5,11 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from caramel.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_WORKERS = 256
 """The largest number of workers of a graph (our choice).
@@ -200,5 +204,31 @@ def refuse_unknown(
             continue
         known = [p.name for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
         near = get_close_matches(name, [*known, *further], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"see help(caramel.{function.__name__})"
-        raise InputError(f"{function.__name__}() has no argument {name!r}: {(instead or {}).get(name, hint)}")
+        called = function.__qualname__.removesuffix(".__init__")
+        hint = f"did you mean {near[0]!r}?" if near else f"see help(caramel.{called})"
+        raise InputError(f"{called}() has no argument {name!r}: {(instead or {}).get(name, hint)}")
+
+
+def known_arguments_only(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that an argument that it does not have is refused with the name of the nearest.
+
+    Args:
+        function: the function; or the ``__init__`` of a class.
+
+    >>> @known_arguments_only
+    ... def double(number):
+    ...     return 2 * number
+    >>> double(numbr=2)
+    Traceback (most recent call last):
+    caramel.errors.InputError: double() has no argument 'numbr': did you mean 'number'?
+    """
+    parameters = signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = kwargs.keys() - parameters.keys()
+        if unknown:
+            refuse_unknown(function, sorted(unknown))
+        return function(*args, **kwargs)
+
+    return checked

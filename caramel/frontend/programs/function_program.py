@@ -209,6 +209,7 @@ def capture_step(
         entries=entries,
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
+        apart=tuple(recorder.apart),
     )
     return with_loop_results_apart(program)
 

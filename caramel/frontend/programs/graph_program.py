@@ -135,6 +135,7 @@ def capture_graph(
         iterator=iterator,
         entries=entries,
         single_examples="" if recorder is None else next(iter(recorder.single_examples), ""),
+        apart=() if recorder is None else tuple(recorder.apart),
     )
     return with_loop_results_apart(program)
 

@@ -111,6 +111,7 @@ class Recorder:
         asks_for_sizes: whether the program has asked in Python for sizes that are not known.
         open_size: what such a size is said to be; None for nothing.
         numbers: numbers of Python that are results of the step, as they are noted.
+        apart: where the program asks for values of all replicas in a place where they cannot be had.
         own_ops: the ops that the program's own code makes, gradients apart, as they are made; None where nobody asks.
         is_differentiating: whether a gradient is made at this moment.
         has_halves: whether an op of the program gives float16.
@@ -134,6 +135,7 @@ class Recorder:
     open_size: int | None = None
     own_ops: list[Any] | None = None
     numbers: list[Any] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     has_halves: bool = False
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
@@ -263,6 +265,14 @@ class Recorder:
         number.list.s.append(user_location().encode())
         return total_marks.carried(gradient, "caramel_result", RESULT_ATTRIBUTE, number)
 
+    def cannot_exchange(self) -> bool:
+        """Whether values of all replicas cannot be had here, for which the program asks; it is noted where."""
+        what = "tf.vectorized_map" if self.vectorised_depth else "a function with a gradient of its own"
+        is_apart = bool(self.vectorised_depth or self.custom_depth)
+        if is_apart:
+            self.apart.append(f"{user_location()} (in {what})")
+        return is_apart
+
     def scope(self, name: Any) -> Any:
         """The name of a scope that the program opens; one with a slash is of what is there already.
 
@@ -308,8 +318,8 @@ class Recorder:
         self.has_halves = self.has_halves or any(output.dtype == tf.float16 for output in op.outputs)
         if self.own_ops is not None and not self.is_differentiating and makes_op():
             self.own_ops.append(op)
-        op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))
-        if not self.custom_depth:
+        if not self.custom_depth:  # else the function's own gradient knows nothing of what becomes of the op
+            op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(s=place.encode()))
             total_marks.mark(op)
         return result
 

@@ -177,6 +177,8 @@ def _of_collectives() -> list[tuple[Any, str, Callable[..., Any]]]:
         flat = tf.nest.flatten(value, expand_composites=False)
         if in_optimizer() or not all(is_tensor(tf.convert_to_tensor(each)) for each in flat):
             return original_all_reduce(replica, reduce_op, value, options)  # of gradients, which are summed anyway
+        if recorder.cannot_exchange():
+            return original_all_reduce(replica, reduce_op, value, options)
         kind = str(getattr(reduce_op, "value", reduce_op)).lower()
         summed = [total_marks.over_replicas(tf.convert_to_tensor(each), kind) for each in flat]
         return tf.nest.pack_sequence_as(value, summed)
@@ -184,7 +186,8 @@ def _of_collectives() -> list[tuple[Any, str, Callable[..., Any]]]:
     def all_gather(recorder: Recorder, replica: Any, value: Any, axis: Any, options: Any = None) -> Any:
         place = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
         flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value, expand_composites=False)]
-        if place is None or not all(is_symbolic(each) and each.shape.rank for each in flat):
+        is_told = place is not None and all(is_symbolic(each) and each.shape.rank for each in flat)
+        if not is_told or recorder.cannot_exchange():
             return original_all_gather(replica, value, axis, options)
         return tf.nest.pack_sequence_as(value, [total_marks.gathered(t, int(place) % t.shape.rank, 1) for t in flat])
 

@@ -203,8 +203,8 @@ class _Inliner:
     def _resolved(self, current: NodeDef) -> NodeDef:
         texts = [self._source(*parse_input(text)) for text in current.input]
         guard = self._guards.get(current.name)
-        if guard is not None and not any(self._is_bound(text, guard) for text in texts):
-            texts.append("^" + guard)
+        if guard is not None and (ops.is_call(current) or not any(self._is_bound(text, guard) for text in texts)):
+            texts += [] if "^" + guard in texts else ["^" + guard]
         return current if texts == list(current.input) else copied(current, texts)
 
     def _is_bound(self, text: str, guard: str) -> bool:
@@ -273,7 +273,9 @@ class _Inliner:
             body: the function.
             scope: prefix of the copies' names.
             arguments: tensors that the function gets.
-            controls: control inputs of the nodes that wait for no other node of the function.
+            controls: control inputs of the nodes that read, write or draw, and of no others: where a loop waits for
+                something through what it reads, too, TensorFlow's optimizers take its control input away, and its own
+                nodes run as soon as what they read themselves is there.
             guard: name of the node without which no copy must run; "" for none.
             device: device of the nodes that have none.
         """
@@ -284,7 +286,7 @@ class _Inliner:
             copy.name = scope + inner.name
             copy.device = inner.device or device
             copy.attr[SCOPE_ATTRIBUTE].s = scope.encode()
-            if all(node_of(text) in body.positions for text in inner.input):
+            if ops.is_stateful(inner):
                 copy.input.extend(text for text in controls if text not in copy.input)
             colocate(copy, lambda name: scope + name if name in names else None)
             self.emit(copy, guard)

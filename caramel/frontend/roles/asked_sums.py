@@ -7,6 +7,7 @@ from fractions import Fraction
 from caramel.frontend.attributes import ASKED_ATTRIBUTE, GATHERED_ATTRIBUTE, TOTAL_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Independent, Total, Value
 from caramel.frontend.captured import RawProgram
+from caramel.frontend.roles.entries import is_any_differentiated_again
 from caramel.frontend.roles.summed_graph import with_entries
 from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import NodeDef, tensor_name
@@ -75,11 +76,16 @@ def unmet_sums(raw: RawProgram, reductions: Reductions) -> tuple[str, ...]:
             power = Fraction(0) if kind == "sum" else Fraction(-1)
             is_total = isinstance(value, Total) and value.power == power and not value.mixed_by
             is_size = isinstance(value, Independent) and value.power == power + 1
-            if not (is_total or is_size) or each.name not in raw.entries:
+            if not (is_total or is_size) or not _is_entered_once(raw, each.name):
                 unmet.append(each.name)
         elif _is_gathered(each):
             value, axis = reductions.value_of(each.input[0]), each.attr[GATHERED_ATTRIBUTE].list.i[0]
             are_examples = isinstance(value, Examples) and value.axis == axis
-            if not are_examples or not is_plain(value) or each.name not in raw.entries:
+            if not are_examples or not is_plain(value) or not _is_entered_once(raw, each.name):
                 unmet.append(each.name)
-    return tuple(dict.fromkeys(name.rpartition("/")[0] or name for name in unmet))
+    return (*raw.apart, *dict.fromkeys(name.rpartition("/")[0] or name for name in unmet))
+
+
+def _is_entered_once(raw: RawProgram, name: str) -> bool:
+    """Whether it is known where gradients enter an op, and none of them is differentiated once more."""
+    return name in raw.entries and not is_any_differentiated_again(raw, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caramel.errors import CaptureError
-from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE, TARGETS_ATTRIBUTE
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     Examples,
     Independent,
@@ -18,6 +18,7 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import is_settled
 from caramel.frontend.roles.divergence import SHAPE_OPS
+from caramel.frontend.roles.entries import is_any_differentiated_again
 from caramel.frontend.roles.example_sizes import Sizes
 from caramel.frontend.roles.needs import ASSIGNMENTS, Look, Needs, kind_of_sum
 from caramel.frontend.roles.summed_graph import name_over_workers, with_share, with_size, with_sum
@@ -434,17 +435,3 @@ class Search:
             return False
         behind = graph.ancestors([name], control=False, stop=lambda other: graph[other].op in SHAPE_OPS)
         return any(v.trainable and v.node in behind for v in self.raw.variables)
-
-
-def is_any_differentiated_again(raw: RawProgram, name: str) -> bool:
-    """Whether a differentiation goes through a gradient that enters an op: what is done to it would be left out.
-
-    Args:
-        raw: the captured program.
-        name: name of the op.
-    """
-    entries = {node_of(entry.tensor) for entry in raw.entries.get(name, ())}
-    if not entries:
-        return False
-    targets = {node_of(t) for t, _ in raw.differentiated} | {n.name for n in raw.graph if TARGETS_ATTRIBUTE in n.attr}
-    return not entries.isdisjoint(raw.graph.ancestors(sorted(targets), control=False))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from caramel.frontend.captured import RawGradient, RawProgram
-from caramel.frontend.roles.forward_search import is_any_differentiated_again
+from caramel.frontend.roles.entries import is_any_differentiated_again
 from caramel.frontend.roles.needs import kind_of_sum
 from caramel.frontend.roles.nested_gradients import gradients_inside
 from caramel.frontend.roles.summed_graph import name_over_workers, with_sum

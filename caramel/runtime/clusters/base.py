@@ -191,6 +191,32 @@ def workers_on_host(hosts: Sequence[str]) -> int:
     return most if all(number == most for number in others) and last <= most else 1
 
 
+_KINDS = frozenset({"InProcess", "LocalProcesses", "Servers"})
+"""Names of clusters with which descriptions of networks begin."""
+
+
+def measured_elsewhere(network: str | None, cluster: Any) -> str:
+    """What to know of a plan whose network was measured on another kind of cluster; empty where there is nothing.
+
+    >>> from caramel import InProcess
+    >>> measured_elsewhere("LocalProcesses, planned from host0", InProcess())[:49]
+    'the network of the plan was measured on LocalProc'
+    >>> measured_elsewhere("InProcess on host0", InProcess())
+    ''
+
+    Args:
+        network: description of the network model.
+        cluster: where a session runs.
+    """
+    measured, own = (network or "").replace(",", " ").split(" ")[0], type(cluster).__name__
+    if measured == own or not _KINDS.issuperset((measured, own)):
+        return ""
+    return (
+        f"the network of the plan was measured on {measured}, and this session runs on {own}: its transfers and "
+        f"predictions are for {measured}"
+    )
+
+
 def check_cluster(cluster: Any) -> None:
     """Refuse what is no cluster.
 

@@ -364,6 +364,7 @@ def main() -> None:
                 pass
     finally:
         launcher.stop()
+    shutil.rmtree(launcher.directory, ignore_errors=True)  # a user's process that was killed cannot do it
     os._exit(0)  # gRPC threads of a dead cluster may never end by themselves
 
 

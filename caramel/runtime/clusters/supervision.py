@@ -67,7 +67,7 @@ class Supervisor:
             return running.result()
         except ClusterError as error:
             names = self._named()
-            self._failure = f"{error}; {names}" if names else str(error)
+            self._failure = f"{names}: {error}" if names else str(error)
             raise ClusterError(self._failure) from error
 
     def close(self, function: Callable[[], None], leave: Callable[[], None], patience_s: float) -> bool:

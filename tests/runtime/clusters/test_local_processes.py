@@ -327,7 +327,7 @@ def driver(processes, scratch):
     ],
     ids=["SIGKILL", "SIGKILL in a step", "Ctrl-C in a step"],
 )
-def test_the_user_s_process_is_killed(driver, processes, how, number):
+def test_the_user_s_process_is_killed(driver, processes, scratch, how, number):
     child, below = driver(how)
     assert len(below) >= 3  # launcher and two servers
     if how == "steps":
@@ -336,6 +336,7 @@ def test_the_user_s_process_is_killed(driver, processes, how, number):
     os.kill(child.pid, number)
     child.wait(SETTLE_S)
     assert processes.wait_until_gone(below, SETTLE_S) == []
+    assert list(scratch.iterdir()) == []
 
 
 def test_the_user_s_process_ends_without_closing(driver, processes, scratch):
