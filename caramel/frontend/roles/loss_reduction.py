@@ -5,12 +5,16 @@ Where that cannot be told of a loss, the caller has to say it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from caramel.errors import CaptureError
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles.tensor_reductions import NOT_FOLLOWED, Reductions, reductions_of
 from caramel.model import Input, Reduction, VariableClass
+
+_CUTS = re.compile(r"(StridedSlice|Slice|SplitV?|Reshape) '")
+"""Beginning of a reason that names an op which cuts the batch."""
 
 
 def reduce_program(
@@ -121,6 +125,11 @@ def _untold(reason: str, *, is_of_a_part: bool = False, is_graph: bool = False) 
         else "Where each example counts by itself, say loss_reduction='mean' (gradients are averaged over the workers) "
         "or 'sum' (they are added)"
     )
+    if _CUTS.match(reason) and not is_of_a_part:
+        advice += (
+            ". For micro-batches, let them be an axis of the inputs, [None, K, ...], and take x[:, i]; a step that "
+            "cuts a worker's part of the batch itself is exact only where K divides that"
+        )
     if is_of_a_part and is_graph:
         advice += ". If the loss compares examples, write it as a step function, which can be traced with all of them"
     error = CaptureError(f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. {advice}")
