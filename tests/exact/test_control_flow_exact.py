@@ -85,11 +85,52 @@ def a_counted_loop_and_a_vector(x, y, w, count):
     return loss, 0.1 * slope + 0.01 * outer.gradient(product, w)
 
 
+def masked(x, y, w):
+    weights = tf.cast(y > 0, tf.float64)
+    return tf.reduce_sum(weights * (guess(x, w) - y) ** 2) / tf.reduce_sum(weights)
+
+
+def chosen_by(condition):
+    """A masked mean in a branch, in which the parameters are read."""
+
+    def change(x, y, w, count):
+        with tf.GradientTape() as tape:
+            loss = tf.cond(condition(count), lambda: masked(x, y, w), lambda: squared(x, y, w))
+        return loss, tape.gradient(loss, w)
+
+    return change
+
+
+def a_masked_mean_in_some_steps(x, y, w, count):
+    return chosen_by(lambda count: count % 2 == 1)(x, y, w, count)
+
+
+def cases(x, y, w, count):
+    with tf.GradientTape() as tape:
+        loss = tf.switch_case(
+            count % 3,
+            [
+                lambda: squared(x, y, w) * tf.reduce_mean(tf.abs(guess(x, w))),
+                lambda: masked(x, y, w),
+                lambda: tf.reduce_sum((guess(x, w) - y) ** 2) / 7.0 + tf.reduce_sum(w**2),
+            ],
+        )
+    return loss, tape.gradient(loss, w)
+
+
 @pytest.mark.parametrize(
-    "change", [softmax_or_mean, a_counted_loop_twice, a_counted_loop_and_a_vector], ids=lambda f: f.__name__
+    "change",
+    [softmax_or_mean, a_masked_mean_in_some_steps, cases, a_counted_loop_twice, a_counted_loop_and_a_vector],
+    ids=lambda f: f.__name__,
 )
 def test_exact(change):
     exact_steps.check(program(change), batches(), 3)
+
+
+def test_a_masked_mean_in_a_branch_that_workers_may_take_or_not():
+    made = exact_steps.fresh(program(chosen_by(lambda count: tf.random.uniform([]) < 0.5)))
+    with pytest.raises(caramel.UnsupportedError, match="the others would wait for a worker that takes another branch"):
+        caramel.ARModel(caramel.capture(made.step, made.specs), 3)
 
 
 def a_vector_through_a_sum(x, y, w, count):

@@ -97,9 +97,18 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _exchanged(graph: Graph, library: Library) -> set[int]:
-    """Numbers of what the program, or a function that it calls, has of all workers."""
-    nodes = [*graph, *(inner for call in graph for _, inner in library.inner_nodes(call))]
-    return {n.attr[TOTAL_ATTRIBUTE].i for n in nodes if OVER_WORKERS_ATTRIBUTE in n.attr and TOTAL_ATTRIBUTE in n.attr}
+    """Numbers of what is of all workers in the program or in a function that it calls, or may be in a branch."""
+    exchanged = {n.attr[TOTAL_ATTRIBUTE].i for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
+    for call in graph:
+        exchanged |= _exchanged_in(call, library, is_branch=False)
+    return exchanged - {0}
+
+
+def _exchanged_in(call: NodeDef, library: Library, is_branch: bool) -> set[int]:
+    is_branch = is_branch or (call.op in ops.BRANCHES and _takes_variables(call))
+    inner_nodes = [inner for function in library.called(call) for inner in library.body(function).inner]
+    found = {n.attr[TOTAL_ATTRIBUTE].i for n in inner_nodes if is_branch or OVER_WORKERS_ATTRIBUTE in n.attr}
+    return found.union(*(_exchanged_in(inner, library, is_branch) for inner in inner_nodes if ops.is_call(inner)))
 
 
 def _is_inlined(call: NodeDef, library: Library, exchanged: Collection[int]) -> bool:

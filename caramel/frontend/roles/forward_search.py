@@ -402,8 +402,9 @@ class Search:
             of_examples = reductions.value_of(averaged)
             if isinstance(of_examples, Examples) and of_examples.chosen and of_examples.power == 0:
                 kind, counted = "ratio", averaged
-        is_always_run = not guards_of(graph).by_node[node_of(tensor)]
-        if kind is None or not is_always_run or name_over_workers(tensor) in graph:
+        conditions = [condition for condition, _ in guards_of(graph).by_node[node_of(tensor)]]
+        is_run_by_all = all(is_everywhere(reductions.value_of(condition)) for condition in conditions)
+        if kind is None or not is_run_by_all or name_over_workers(tensor) in graph:
             return False
         entries = []
         for source in map(node_of, sources):
