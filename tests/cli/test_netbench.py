@@ -61,7 +61,7 @@ def test_measure_and_use(call, program, tmp_path, monkeypatch):
     assert {(c["workers"], c["algorithm"], c["depth"]) for c in data["curves"]} == {(2, "star", 1), (2, "ring", 1)}
     trained = call("run", program, "--workers", 2, "--steps", 2, "--network", out)
     assert trained.exit_code == 0, trained.output
-    assert "network: in-process cluster on" in trained.stdout and "  ms" in trained.stdout
+    assert "network: InProcess on" in trained.stdout and "  ms" in trained.stdout
     refused = call("run", program, "--workers", 3, "--steps", 2, "--network", out)
     check_refused(refused, 1, "measured with 2 workers, not with 3")
 
