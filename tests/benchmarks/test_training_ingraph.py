@@ -473,7 +473,10 @@ def test_local_processes(start, namespaces, freeze, kind):
     assert {parent_of(pid) for pid in servers} == {driver} and parent_of(driver) == os.getpid()
     contender._step_timeout_s = 2.0
     freeze(servers[1])
-    with pytest.raises(ClusterError, match=rf"step 1 of 2: a worker did not answer .*process {servers[1]}, is stopped"):
+    with pytest.raises(
+        ClusterError,
+        match=rf"step 1 of 2: worker 1 .*process {servers[1]}, is stopped by a signal: a worker did not answer",
+    ):
         contender.run(2)
     contender.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in (driver, *servers))

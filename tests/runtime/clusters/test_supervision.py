@@ -72,7 +72,7 @@ def test_an_error_of_tensorflow_names_the_worker():
         raise ClusterError("a worker cannot be reached")
 
     supervisor = Supervisor(str, lambda: "nothing listens at host3:2222")
-    with pytest.raises(ClusterError, match="cannot be reached; nothing listens at host3:2222"):
+    with pytest.raises(ClusterError, match="nothing listens at host3:2222: a worker cannot be reached"):
         supervisor.call(fails)
     assert supervisor.has_failed and not supervisor.is_stuck
 
