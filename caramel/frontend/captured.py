@@ -144,7 +144,7 @@ class RawProgram:
         made: type of an op and how many of it the program has made before, by the name of the op; empty where it cannot
             be traced once more.
         single_examples: why gradients of single examples cannot be aggregated; empty if there are none.
-        apart: where values of all replicas are asked for that cannot be had there.
+        out_of_reach: where values of all replicas are asked for that cannot be had there.
         row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
             where the program was traced for two of them, by (function, node); "" for the graph itself. None where it
             is not known which constants do.
@@ -172,7 +172,7 @@ class RawProgram:
     forward_sums: tuple[ForwardSum, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     single_examples: str = ""
-    apart: tuple[str, ...] = ()
+    out_of_reach: tuple[str, ...] = ()
     row_constants: Mapping[tuple[str, str], Any] | None = None
     seeds: tuple[tuple[str, int], ...] = ()
 

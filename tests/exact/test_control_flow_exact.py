@@ -48,6 +48,12 @@ def program(loss_and_change, **options):
     return make
 
 
+def runs_alone(made, **options):
+    """With one worker nothing is refused for the way in which examples are combined."""
+    with caramel.ARModel(caramel.capture(made.step, made.specs, **options), 1).session() as session:
+        assert session.step(*batches()[0]).loss > 0
+
+
 def softmax_or_mean(x, y, w, count):
     """The branch that is not taken has other values in its place, of other shapes."""
     with tf.GradientTape() as tape:
@@ -131,6 +137,7 @@ def test_a_masked_mean_in_a_branch_that_workers_may_take_or_not():
     made = exact_steps.fresh(program(chosen_by(lambda count: tf.random.uniform([]) < 0.5)))
     with pytest.raises(caramel.UnsupportedError, match="the others would wait for a worker that takes another branch"):
         caramel.ARModel(caramel.capture(made.step, made.specs), 3)
+    runs_alone(made)
 
 
 def a_vector_through_a_sum(x, y, w, count):
@@ -179,8 +186,7 @@ def test_sums_for_which_a_program_asks_where_they_cannot_be_had(change, options)
     context = caramel.capture(made.step, made.specs, **made.options)
     with pytest.raises((caramel.UnsupportedError, caramel.CaptureError), match=_REFUSALS):
         caramel.ARModel(context, 3)
-    with caramel.ARModel(context, 1).session() as session:
-        assert session.step(*batches()[0]).loss > 0
+    runs_alone(made, **made.options)
 
 
 def test_a_recomputed_comparison_is_refused():
@@ -207,3 +213,4 @@ def test_what_is_said_of_a_loss_that_divides_by_the_number_of_all_examples():
     made = exact_steps.fresh(program(summed))
     with pytest.raises(caramel.CaptureError, match="loss_reduction='mean' does not hold"):
         caramel.ARModel(caramel.capture(made.step, made.specs, loss_reduction="mean"), 3)
+    runs_alone(made, loss_reduction="mean")

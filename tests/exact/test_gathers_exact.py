@@ -411,3 +411,5 @@ def test_in_a_branch_that_workers_may_take_or_not(loss_of):
     if loss_of is of_gathered_pairs:
         with pytest.raises(caramel.UnsupportedError, match="the others would wait for a worker"):
             caramel.ARModel(caramel.capture(program.step, program.specs, loss_reduction="mean"), 2)
+    with caramel.ARModel(caramel.capture(program.step, program.specs), 1).session() as session:
+        assert session.step(np.ones([7, 3])).loss > 0

@@ -209,7 +209,7 @@ def capture_step(
         entries=entries,
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
-        apart=tuple(recorder.apart),
+        out_of_reach=tuple(recorder.out_of_reach),
     )
     return with_loop_results_apart(program)
 

@@ -135,7 +135,7 @@ def capture_graph(
         iterator=iterator,
         entries=entries,
         single_examples="" if recorder is None else next(iter(recorder.single_examples), ""),
-        apart=() if recorder is None else tuple(recorder.apart),
+        out_of_reach=() if recorder is None else tuple(recorder.out_of_reach),
     )
     return with_loop_results_apart(program)
 

@@ -111,7 +111,7 @@ class Recorder:
         asks_for_sizes: whether the program has asked in Python for sizes that are not known.
         open_size: what such a size is said to be; None for nothing.
         numbers: numbers of Python that are results of the step, as they are noted.
-        apart: where the program asks for values of all replicas in a place where they cannot be had.
+        out_of_reach: where the program asks for values of all replicas in a place where they cannot be had.
         own_ops: the ops that the program's own code makes, gradients apart, as they are made; None where nobody asks.
         is_differentiating: whether a gradient is made at this moment.
         has_halves: whether an op of the program gives float16.
@@ -135,7 +135,7 @@ class Recorder:
     open_size: int | None = None
     own_ops: list[Any] | None = None
     numbers: list[Any] = field(default_factory=list)
-    apart: list[str] = field(default_factory=list)
+    out_of_reach: list[str] = field(default_factory=list)
     has_halves: bool = False
     made: Counter[str] = field(default_factory=Counter)
     scopes: set[str] = field(default_factory=set)
@@ -268,10 +268,10 @@ class Recorder:
     def cannot_exchange(self) -> bool:
         """Whether values of all replicas cannot be had here, for which the program asks; it is noted where."""
         what = "tf.vectorized_map" if self.vectorised_depth else "a function with a gradient of its own"
-        is_apart = bool(self.vectorised_depth or self.custom_depth)
-        if is_apart:
-            self.apart.append(f"{user_location()} (in {what})")
-        return is_apart
+        is_out_of_reach = bool(self.vectorised_depth or self.custom_depth)
+        if is_out_of_reach:
+            self.out_of_reach.append(f"{user_location()} (in {what})")
+        return is_out_of_reach
 
     def scope(self, name: Any) -> Any:
         """The name of a scope that the program opens; one with a slash is of what is there already.

@@ -8,7 +8,7 @@ branches that only compute, stay as they are; so do gradients of convolutions th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorflow.core.framework import attr_value_pb2
@@ -98,17 +98,19 @@ def _prefixes(name: str) -> list[str]:
 
 def _exchanged(graph: Graph, library: Library) -> set[int]:
     """Numbers of what is of all workers in the program or in a function that it calls, or may be in a branch."""
-    exchanged = {n.attr[TOTAL_ATTRIBUTE].i for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
-    for call in graph:
-        exchanged |= _exchanged_in(call, library, is_branch=False)
-    return exchanged - {0}
+    exchanged = _numbers(n for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr)
+    return exchanged.union(*(_exchanged_in(call, library, is_branch=False) for call in graph))
 
 
 def _exchanged_in(call: NodeDef, library: Library, is_branch: bool) -> set[int]:
     is_branch = is_branch or (call.op in ops.BRANCHES and _takes_variables(call))
     inner_nodes = [inner for function in library.called(call) for inner in library.body(function).inner]
-    found = {n.attr[TOTAL_ATTRIBUTE].i for n in inner_nodes if is_branch or OVER_WORKERS_ATTRIBUTE in n.attr}
+    found = _numbers(n for n in inner_nodes if is_branch or OVER_WORKERS_ATTRIBUTE in n.attr)
     return found.union(*(_exchanged_in(inner, library, is_branch) for inner in inner_nodes if ops.is_call(inner)))
+
+
+def _numbers(nodes: Iterable[NodeDef]) -> set[int]:
+    return {n.attr[TOTAL_ATTRIBUTE].i for n in nodes if TOTAL_ATTRIBUTE in n.attr}
 
 
 def _is_inlined(call: NodeDef, library: Library, exchanged: Collection[int]) -> bool:

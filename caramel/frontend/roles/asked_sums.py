@@ -83,7 +83,7 @@ def unmet_sums(raw: RawProgram, reductions: Reductions) -> tuple[str, ...]:
             are_examples = isinstance(value, Examples) and value.axis == axis
             if not are_examples or not is_plain(value) or not _is_entered_once(raw, each.name):
                 unmet.append(each.name)
-    return (*raw.apart, *dict.fromkeys(name.rpartition("/")[0] or name for name in unmet))
+    return (*raw.out_of_reach, *dict.fromkeys(name.rpartition("/")[0] or name for name in unmet))
 
 
 def _is_entered_once(raw: RawProgram, name: str) -> bool:

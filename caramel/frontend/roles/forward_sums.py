@@ -101,7 +101,7 @@ def refuse_branches_that_differ(raw: RawProgram, step: Graph, local: Collection[
     """
     nodes = [node for each in raw.forward_sums for node in (each.node, *each.entries) if node in step]
     guards = guards_of(step).by_node
-    if not any(guards[node] for node in nodes):
+    if raw.is_alone or not any(guards[node] for node in nodes):
         return
     start = {*(i.node for i in raw.inputs if i.split and i.node in step), *local}
     differing = Locality(step, raw.library).differing(start)

@@ -67,7 +67,8 @@ def reduce_program(
         if reasons.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
         losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
-        _check_sums(raw, given, losses, reductions)
+        if raw.forward_sums and not raw.is_alone:
+            _check_sums(given, losses, reductions)
         return Reduction(given, _given_reason(given, reductions, losses)), reductions
     if alike and reasons.keys() != {"mean"}:
         raise _untold(reductions.reduction_of(alike[0])[1], is_of_a_part=True, is_graph=raw.is_graph)
@@ -82,13 +83,13 @@ def reduce_program(
     return Reduction(kind, reason), reductions
 
 
-def _check_sums(raw: RawProgram, given: str, losses: Sequence[str], reductions: Reductions) -> None:
+def _check_sums(given: str, losses: Sequence[str], reductions: Reductions) -> None:
     """Check what the caller has said of losses that use sums over all workers, for which the program asks itself.
 
     Raises:
         CaptureError: it does not hold: such a program means its loss to be that of all workers.
     """
-    for kind, reason in map(reductions.reduction_of, losses) if raw.forward_sums else ():
+    for kind, reason in map(reductions.reduction_of, losses):
         if kind not in (None, given):
             raise CaptureError(f"loss_reduction={given!r} does not hold: {reason}, and asks for sums over all workers")
 
