@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from caramel.dealing import WHOLE, Dealing
 from caramel.graph.graph import Graph
 from caramel.outline import Outline
 
@@ -361,6 +362,7 @@ class Model:
         forward_sums: tensors that are summed over the workers in the forward pass, in an order in which they can be.
         seeds: tensors of ones with which differentiations begin, where there are gradients in float16, which does not
             hold large ones: each worker begins with its share of the examples, so that its gradients are no larger.
+        dealing: how the rows of a batch are dealt to the workers.
     """
 
     graph: Graph
@@ -385,6 +387,7 @@ class Model:
     tables: tuple[Table, ...] = ()
     forward_sums: tuple[ForwardSum, ...] = ()
     seeds: tuple[str, ...] = ()
+    dealing: Dealing = WHOLE
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:
@@ -431,6 +434,8 @@ class Model:
             ],
             "reduction": self.reduction.kind,
         }
+        if self.dealing != WHOLE:
+            roles["dealing"] = dataclasses.astuple(self.dealing)
         if self.forward_sums:
             roles["forward sums"] = [dataclasses.astuple(s) for s in self.forward_sums]
         graph = self.graph.renamed(names)

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from caramel.dealing import WHOLE, Dealing
+
 SIGNATURE_VERSION = 1
 
 NONE = "none"
@@ -153,6 +155,7 @@ class Signature:
         restore_momentum: op that restores the momentum of exchanges, if the checkpoint has it; "" for none.
         momentum_keys: the keys that it reads.
         servers: device string of each parameter server; empty without any.
+        dealing: how the rows of a batch are dealt to the workers.
     """
 
     workers: int
@@ -183,6 +186,7 @@ class Signature:
     restore_momentum: str = ""
     momentum_keys: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
+    dealing: Dealing = WHOLE
 
     def to_json(self) -> str:
         """As JSON, with a version."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.layers import Declared, Layers
-from caramel.collectives.schedule import balanced
+from caramel.util.ranges import balanced
 
 _WORDS = 8000
 _WORD_WIDTH = 16

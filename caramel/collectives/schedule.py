@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from caramel.errors import InputError, InvariantError
+from caramel.util.ranges import balanced
 
 
 @dataclass(frozen=True)
@@ -139,21 +140,6 @@ class Builder:
         return Schedule(
             algorithm, self.workers, self.size, tuple(self.instructions), tuple(tuple(row) for row in results)
         )
-
-
-def balanced(size: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Cut ``size`` elements into ``parts`` ranges (start, size) whose sizes differ by at most one.
-
-    >>> balanced(10, 4)
-    ((0, 3), (3, 3), (6, 2), (8, 2))
-    """
-    whole, remainder = divmod(size, parts)
-    ranges, start = [], 0
-    for number in range(parts):
-        length = whole + (1 if number < remainder else 0)
-        ranges.append((start, length))
-        start += length
-    return tuple(ranges)
 
 
 ALIGNMENT_ELEMENTS = 64

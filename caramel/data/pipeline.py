@@ -14,6 +14,7 @@ from caramel.data.components import check_inputs
 from caramel.data.dataset import TrainingData
 from caramel.data.source import Source
 from caramel.data.template import Sharding, Template, make_template
+from caramel.dealing import Dealing
 from caramel.errors import InputError, UnsupportedError
 from caramel.model import Input, Model
 
@@ -133,8 +134,9 @@ def make_pipeline(training: TrainingData, model: Model, workers: int, sharding: 
     if workers > 1:
         _check_sharding(sources, inputs, kind)
     _check_static(sources, inputs, workers, kind)
-    even = workers == 1 or not any(i.split for i in inputs) or _always_even(sources, inputs, workers, kind)
-    return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
+    even = workers == 1 or not any(i.split for i in inputs) or _is_even(sources, inputs, workers, kind, model.dealing)
+    templates = tuple(make_template(s, inputs, kind, model.dealing) for s in sources)
+    return Pipeline(kind, sources, templates, inputs, even)
 
 
 def _sharding(training: TrainingData, sharding: str | None) -> Sharding:
@@ -194,12 +196,15 @@ def _static_batch(source: Source, item: Input) -> int | None:
     return shape[0] if item.split and shape else None
 
 
-def _always_even(sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding) -> bool:
+def _is_even(
+    sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding, dealing: Dealing
+) -> bool:
+    """Whether all workers have as many examples of every element."""
     sizes = {_static_batch(s, i) for s in sources for i in inputs if i.split}
     if len(sizes) != 1 or None in sizes:
         return False
     if kind is Sharding.SLICE:
-        return all(size is not None and size % workers == 0 for size in sizes)
+        return all(size is not None and size // dealing.micro_batches % workers == 0 for size in sizes)
     return all(
         s.is_infinite or (kind is Sharding.BATCHES and s.cardinality > 0 and s.cardinality % workers == 0)
         for s in sources

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from caramel.data.components import Component
 from caramel.data.source import Source
+from caramel.dealing import WHOLE, Dealing
 from caramel.graph.canonical_functions import canonical
 from caramel.graph.graph import Graph
 from caramel.model import Input
@@ -73,27 +74,29 @@ class Template:
     order: tuple[Input, ...]
 
 
-def make_template(source: Source, inputs: Sequence[Input], sharding: Sharding) -> Template:
+def make_template(source: Source, inputs: Sequence[Input], sharding: Sharding, dealing: Dealing = WHOLE) -> Template:
     """Build a worker's pipeline.
 
     Args:
         source: dataset of the worker.
         inputs: inputs of the step that come from the dataset.
         sharding: part of the dataset that a worker takes.
+        dealing: how the rows of a batch are dealt to the workers.
     """
     graph = tf.Graph()
     with graph.as_default():
-        _Builder(source, inputs, sharding).build()
+        _Builder(source, inputs, sharding, dealing).build()
     graph_def = graph.as_graph_def()
     nodes, library = canonical(graph_def.node, graph_def.library)
     return Template(Graph(nodes, library, graph_def.versions), tuple(inputs))
 
 
 class _Builder:
-    def __init__(self, source: Source, inputs: Sequence[Input], sharding: Sharding) -> None:
+    def __init__(self, source: Source, inputs: Sequence[Input], sharding: Sharding, dealing: Dealing) -> None:
         self._source = source
         self._inputs = inputs
         self._sharding = sharding
+        self._micro_batches = dealing.micro_batches
         spec = [_spec(c) for c in source.components]
         self._spec = tuple(spec)
         flat = [tf.TensorSpec([], tf.int64), *spec]
@@ -206,14 +209,25 @@ class _Builder:
             kept = [*(t for _, t in chosen), *weights]
             return raw.OptionalFromValue(components=kept), tf.stack([index, tf.constant(0, tf.int64)])
         if self._sharding is Sharding.SLICE:
-            share = _share(rows[0], rank, workers)
-            kept = [_rows(tensor, rank, workers) if item.split else tensor for item, tensor in chosen]
-            mean = tf.cast(workers * share, tf.float64) / tf.cast(rows[0], tf.float64)
+            size = rows[0] // self._micro_batches
+            share = _share(size, rank, workers)
+            kept = [self._rows(tensor, rank, workers) if item.split else tensor for item, tensor in chosen]
+            mean = tf.cast(workers * share, tf.float64) / tf.cast(size, tf.float64)
             weights = [mean, tf.cast(share > 0, tf.float64)]
+            share *= self._micro_batches
         else:
             share = tf.where(is_own, rows[0], tf.constant(0, tf.int64))
             kept = [tensor for _, tensor in chosen]
         return raw.OptionalFromValue(components=[*kept, *weights]), tf.stack([index, share, *rows])
+
+    def _rows(self, tensor: Any, rank: Any, workers: Any) -> Any:
+        """A worker's rows of a batch: those of each micro-batch, one after the other."""
+        if self._micro_batches == 1:
+            return _rows(tensor, rank, workers)
+        shape = tf.shape(tensor, tf.int64)
+        size = shape[0] // self._micro_batches
+        cut = tf.reshape(tensor[: size * self._micro_batches], tf.concat([[self._micro_batches, size], shape[1:]], 0))
+        return tf.reshape(_rows(cut, rank, workers, axis=1), tf.concat([[-1], shape[1:]], 0))
 
 
 def _share(rows: Any, rank: Any, workers: Any) -> Any:
@@ -221,13 +235,13 @@ def _share(rows: Any, rank: Any, workers: Any) -> Any:
     return rows // workers + tf.cast(rank < rows % workers, tf.int64)
 
 
-def _rows(tensor: Any, rank: Any, workers: Any) -> Any:
-    """A worker's rows; a worker without rows gets an existing one, to be weighted by 0."""
-    available = tf.shape(tensor, tf.int64)[0]
+def _rows(tensor: Any, rank: Any, workers: Any, axis: int = 0) -> Any:
+    """A worker's rows, along an axis; a worker without rows gets an existing one, to be weighted by 0."""
+    available = tf.shape(tensor, tf.int64)[axis]
     size = tf.minimum(tf.maximum(_share(available, rank, workers), 1), available)
     begin = rank * (available // workers) + tf.minimum(rank, available % workers)
     begin = tf.minimum(begin, available - size)
-    return tensor[begin : begin + size]
+    return tensor[begin : begin + size] if axis == 0 else tensor[:, begin : begin + size]
 
 
 def _spec(component: Component) -> tf.TensorSpec:

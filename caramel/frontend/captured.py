@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from caramel.data.dataset import TrainingData
+from caramel.dealing import WHOLE, Dealing
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph
 from caramel.model import ForwardSum, Input, ValueSource, VariablePart
@@ -148,6 +149,7 @@ class RawProgram:
         row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
             where the program was traced for two of them, by (function, node); "" for the graph itself. None where it
             is not known which constants do.
+        dealing: how the rows of a batch are dealt to the workers.
     """
 
     graph: Graph
@@ -174,6 +176,7 @@ class RawProgram:
     single_examples: str = ""
     out_of_reach: tuple[str, ...] = ()
     row_constants: Mapping[tuple[str, str], Any] | None = None
+    dealing: Dealing = WHOLE
     seeds: tuple[tuple[str, int], ...] = ()
 
     @cached_property

@@ -31,6 +31,7 @@ from caramel.frontend.recording.automatic_names import Renaming
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.watching import recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
+from caramel.frontend.roles.dealt import assemble_dealt, assemble_divisible
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.refusals import refuse_irreplicable
 from caramel.frontend.step_traces import StepTraces
@@ -273,7 +274,8 @@ class Context:
         refusal: CaptureError | None = None
         for _ in range(_MAX_CAPTURES):
             try:
-                return self._with_data(assemble(self._raw))
+                raw = self._raw
+                return self._with_data(assemble(raw) if self._gathers else assemble_dealt(raw, self.examples_of_batch))
             except GatherNeeded as needed:
                 refusal = refusal or needed.refusal
                 if needed.gathers <= self._gathers:
@@ -281,9 +283,14 @@ class Context:
                 self._gathers |= needed.gathers
                 del self._raw
             except CaptureError as error:
-                raise refusal or error from None
+                refusal = refusal or error
+                if not self._gathers:
+                    raise refusal from None
+                break
         assert refusal is not None
-        raise refusal
+        self._gathers = frozenset()
+        vars(self).pop("_raw", None)
+        return self._with_data(assemble_divisible(self._raw, refusal))
 
     def model_for(self, workers: int) -> Model:
         """The captured training step for some number of workers.

@@ -16,7 +16,6 @@ import numpy as np
 from caramel.analyzers.policies.control_edges import control_edges
 from caramel.analyzers.policies.order import order_by_cost
 from caramel.analyzers.step.dependencies import find_dependencies
-from caramel.collectives.schedule import balanced
 from caramel.compiler.distributed_model import DistributedModel, computation_alone, with_edges
 from caramel.errors import CaramelError, EndOfData, InputError
 from caramel.facts import Trace
@@ -31,6 +30,7 @@ from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, whole_number
 from caramel.util.progress import progress_over
+from caramel.util.ranges import balanced
 from caramel.util.units import format_ms
 
 DEFAULT_RUNS = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,8 +33,9 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
     rows = {int(counts_of_worker[FIRST_ROWS]) for counts_of_worker in counts}
     if data.sharding == "slice" and len(rows) > 1:
         raise DataError(f"the workers read different data: {batch} has {sorted(rows)} examples on different workers")
-    if sum(shares) == 0:
+    if sum(counts_of_worker[FIRST_ROWS] for counts_of_worker in counts) == 0:
         raise DataError(f"{batch} has no example")
+    _check_dealing(signature, counts, batch)
     for number, (name, size) in enumerate(zip(data.split, data.rows)):
         own = shares if signature.workers > 1 else (int(counts[0][FIRST_ROWS + number]),)
         if size is not None and any(share != size for share in own):
@@ -43,6 +45,19 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
             )
     _check_weights(signature, shares, batch)
     return shares
+
+
+def _check_dealing(signature: Signature, counts: Sequence[np.ndarray], batch: str) -> None:
+    """Check that a step which cuts its batch into micro-batches can do so."""
+    data, dealing = signature.data, signature.dealing
+    is_cut_here = data is not None and data.sharding != "slice"  # by each worker, on its own element
+    for counts_of_worker in counts if signature.workers > 1 and dealing.micro_batches > 1 else ():
+        if counts_of_worker[ELEMENT_INDEX] < 0:
+            continue
+        rows = int(counts_of_worker[FIRST_ROWS])
+        refusal = replace(dealing, leaves_remainder=not is_cut_here and dealing.leaves_remainder).refusal(rows)
+        if refusal:
+            raise DataError(f"{batch} has {rows} example{'s' * (rows != 1)}: {refusal} (drop_remainder=True)")
 
 
 def _check_same_numbers(names: Sequence[str], counts: Sequence[np.ndarray], batch: str) -> None:

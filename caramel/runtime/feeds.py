@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from caramel.collectives.schedule import balanced
 from caramel.errors import InputError
 from caramel.signature import NONE, Feed, Signature
 
@@ -150,8 +149,8 @@ def bound_arrays(
 def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
     """Cut a global batch into one part for each worker.
 
-    Parts differ by at most one example. A step whose inputs have a static batch needs exactly N
-    times that many examples.
+    Parts differ by at most one example, or one of each micro-batch. A step whose inputs have a static batch needs
+    exactly N times that many examples.
 
     Raises:
         InputError: the inputs disagree in their number of examples, there is none, or an uneven batch cannot be
@@ -175,15 +174,18 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
                 "in each input: put several of one example side by side (shape [B, 2, ...]), or list an input that "
                 "every worker gets whole in replicated="
             )
-        for placeholder, (start, size) in zip(feed.placeholders, balanced(len(array), workers)):
-            # A worker without an example computes with one that is not its own, and has the weight 0.
-            feeds[placeholder] = array[start : start + size] if size else array[:1]
+        # A worker without an example computes with those of others, and has the weight 0.
+        for placeholder, slices in zip(feed.placeholders, signature.dealing.slices(len(array), workers)):
+            own = [array[rows] for rows in slices]
+            feeds[placeholder] = own[0] if len(own) == 1 else np.concatenate(own)
         _check_static(feed, len(array), workers)
     if examples is None:
         return Batch(feeds, (0,) * workers, signature.reduction)
-    shares = tuple(size for _, size in balanced(examples, workers))
     if examples == 0:
         raise InputError("a batch needs at least one example")
+    if refusal := signature.dealing.refusal(examples):
+        raise InputError(f"a batch has {examples} example{'s' * (examples != 1)}: {refusal}")
+    shares = signature.dealing.shares(examples, workers)
     if signature.weights or signature.reduction == NONE:
         return Batch(feeds, shares, signature.reduction)
     if min(shares) == 0:

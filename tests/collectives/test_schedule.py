@@ -15,10 +15,11 @@ from caramel.collectives.chain import chain
 from caramel.collectives.halving_doubling import core_size, halving_doubling
 from caramel.collectives.hierarchy import hierarchy
 from caramel.collectives.ring import ring
-from caramel.collectives.schedule import ALIGNMENT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
+from caramel.collectives.schedule import ALIGNMENT_ELEMENTS, Builder, check, cuts, in_chunks
 from caramel.collectives.shuffle import shuffle
 from caramel.collectives.star import star
 from caramel.errors import InputError, InvariantError
+from caramel.util.ranges import balanced
 
 WORKERS = [*range(1, 18), 32, 64]
 IN_ORDER = {"shuffle", "star", "chain"}

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 from variants import in_soak
 
-from caramel.collectives.schedule import balanced
 from caramel.data import template as names
 from caramel.data.dataset import training_data
 from caramel.data.template import Sharding, make_template
 from caramel.model import Input
+from caramel.util.ranges import balanced
 
 v1 = tf.compat.v1
 

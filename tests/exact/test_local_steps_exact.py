@@ -17,9 +17,9 @@ from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
 from caramel.analyzers.plan_checks import verify_plan
-from caramel.collectives.schedule import balanced
 from caramel.errors import InvariantError
 from caramel.modifiers.exchange import verify_alone
+from caramel.util.ranges import balanced
 from caramel.util.units import format_ms
 
 EXACTLY = {"sync_every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}

@@ -199,21 +199,39 @@ def started_server(signature, addresses, task):
     return tf.distribute.Server(spec, job_name=job, task_index=number, protocol="grpc", config=config)
 
 
+def check_dealing(signature, rows, cut_by_worker=False):
+    """End the program if a step that cuts its batch into micro-batches cannot do so with so many rows."""
+    count, leaves = (signature["dealing"][key] for key in ("micro_batches", "leaves_remainder"))
+    if count > 1 and (rows < count or (rows % count and (cut_by_worker or not leaves))):
+        raise SystemExit("a batch of %d examples cannot be cut into %d micro-batches of one size" % (rows, count))
+
+
+def dealt(array, workers, micro_batches):
+    """Each worker's part of an array: its part of each micro-batch, one after the other."""
+    size = len(array) // micro_batches
+    cut = [np.array_split(array[size * i : size * (i + 1)], workers) for i in range(micro_batches)]
+    return [np.concatenate([parts[rank] for parts in cut]) for rank in range(workers)]
+
+
 def feeds_for(signature, arrays):
     """Feeds of one step: each worker's part of a global batch; and the parts' sizes, if there are any."""
-    workers, feeds, shares = signature["workers"], {}, None
+    workers, feeds, shares, rows = signature["workers"], {}, None, None
     for feed in signature["feeds"]:
         if feed["name"] not in arrays:
             if feed["optional"]:
                 continue
             raise SystemExit("the data has no array %r: --data FILE.npz has one of each input" % feed["name"])
         array = arrays[feed["name"]].astype(tf.as_dtype(feed["dtype"]).as_numpy_dtype)
-        parts = np.array_split(array, workers) if feed["split"] else [array] * workers
+        parts = [array] * workers
         if feed["split"]:
-            if shares is not None and sum(shares) != len(array) and workers > 1:
-                raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), sum(shares)))
+            check_dealing(signature, len(array))
+            micro_batches = signature["dealing"]["micro_batches"]
+            parts = dealt(array, workers, micro_batches)
+            rows = len(array) if rows is None else rows
+            if len(array) != rows and workers > 1:
+                raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), rows))
             shares = shares or [len(part) for part in parts]
-            parts = [part if len(part) else array[:1] for part in parts]  # of the weight 0
+            parts = [part if len(part) else array[:micro_batches] for part in parts]  # of the weight 0
         feeds.update(zip(feed["placeholders"], parts))
     if shares is not None and sum(shares) == 0:
         raise SystemExit("a batch needs at least one example")
@@ -305,6 +323,9 @@ class WorkerData:
                 if self.data["sharding"] != "own" and len(set(indices)) > 1:
                     raise SystemExit("the workers read different data: elements %s" % indices)
                 self.taken = max(indices) + (len(counts) if self.data["sharding"] == "batches" else 1)
+                for count in counts:
+                    if count[0] >= 0 and len(count) > 2:
+                        check_dealing(self.signature, int(count[2]), self.data["sharding"] != "slice")
                 return [int(count[1]) for count in counts]
         raise SystemExit("the dataset is empty")
 

@@ -15,8 +15,8 @@ from caramel.frontend.batch.domain import (
     is_invariant,
     of_sizes,
 )
-from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op
+from caramel.frontend.batch.slices import sliced_axis
 
 _COUNTS_ANEW = "numbers the examples: each worker would begin to count anew"
 

@@ -5,6 +5,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Independent`: ``c * B**power``, where c does not depend on the batch; for small integers that are made
   of sizes, the power of each one by itself (`Size`);
 - `Examples`: along one axis, ``B**power * f(x_i)`` for each example;
+- `MicroBatches`: examples in micro-batches, one after the other, and a remainder that none of them has;
 - `Whole`: a value of the whole batch that every worker has;
 - `Order`: the numbers of all entries, one after the other;
 - `Permutation`: the numbers of all examples, in an order of chance;
@@ -233,6 +234,32 @@ class Followed:
     examples: Examples
 
 
+class Facet(enum.Enum):
+    """What a tensor says of `MicroBatches`."""
+
+    VALUES = enum.auto()
+    """The entries of the examples."""
+    SHAPE = enum.auto()
+    """Their shape."""
+    LENGTH = enum.auto()
+    """How many there are."""
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Micro-batches of B examples, one after the other along the first axis, and further rows that none of them has.
+
+    Attributes:
+        count: number of micro-batches; there are fewer further rows.
+        facet: what the tensor says of them.
+        sizes: size of each axis, where it is their shape; that of the first says nothing.
+    """
+
+    count: int
+    facet: Facet = Facet.VALUES
+    sizes: tuple[Size, ...] = ()
+
+
 @dataclass(frozen=True)
 class Whole:
     """A tensor of the whole batch, the same on all workers; its sizes may depend on the number of all examples."""
@@ -334,6 +361,7 @@ Value = (
     | Entries
     | Tokens
     | Followed
+    | MicroBatches
     | Whole
     | Total
     | Statistic

@@ -16,7 +16,10 @@ from caramel.frontend.attributes import SIZED_ATTRIBUTE, targets_at
 from caramel.frontend.batch import elementwise, map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
+    Examples,
+    Facet,
     Independent,
+    MicroBatches,
     Note,
     SingleExample,
     Size,
@@ -41,6 +44,9 @@ _MAX_ROUNDS = 10
 
 _SAME_ENTRIES = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"})
 """Ops that leave the entries of their first input as they are, in the same order."""
+
+_KEEPS_NUMBERS = frozenset({"Identity", "Cast"})
+"""Ops that leave the numbers of a loop what they are."""
 
 _NONE, _REST = Size(Fraction(0)), Size(Fraction(-1))
 """The begin and the size of a slice that takes all of an axis."""
@@ -107,6 +113,7 @@ class Analysis:
         given: abstract values of some nodes, by name; inputs that are not among them do not depend on the batch.
         constants: constant values, by tensor ``node:index``, of arguments that are constants at the call.
         function: name of the function with these nodes; "" for the graph itself.
+        limits: numbers below which arguments are with which a loop counts, by tensor ``node:index``.
     """
 
     def __init__(
@@ -116,7 +123,9 @@ class Analysis:
         given: Mapping[str, Value],
         constants: Mapping[str, np.ndarray] | None = None,
         function: str = "",
+        limits: Mapping[str, int] | None = None,
     ) -> None:
+        self._limits = dict(limits or {})
         self._graph = graph
         self._bodies = bodies
         self._given = dict(given)
@@ -171,7 +180,9 @@ class Analysis:
         Args:
             values: abstract value of the outputs of nodes, by name.
         """
-        return Analysis(self._graph, self._bodies, {**self._given, **values}, self._constants, self._function)
+        return Analysis(
+            self._graph, self._bodies, {**self._given, **values}, self._constants, self._function, self._limits
+        )
 
     def notes_behind(self, tensors: Sequence[str]) -> dict[str, Note]:
         """What of the whole batch ops behind some tensors put into values of single examples, by their names."""
@@ -223,6 +234,7 @@ class Analysis:
                 outputs,
                 self._function,
                 notes,
+                self._limit,
                 self._bodies.row_constants is not None,
             )
         )
@@ -249,7 +261,8 @@ class Analysis:
         if kind == "Merge":
             return self._merge(op)
         if (reader := rules.reader_of(op)) is not None:
-            return reader(op)
+            read = reader(op)
+            return self._of_each_row(op) or read if isinstance(read, Unknown) else read
         if kind in rules.ON_SHAPES_AND_LISTS:
             return rules.ALL_RULES[kind](op)
         if kind in sizes.SIZE_RULES and all(isinstance(v, Independent) for v in op.inputs):
@@ -265,6 +278,17 @@ class Analysis:
         if kind in rules.ALL_RULES:
             return rules.ALL_RULES[kind](op)
         return op.unknown("is not known to treat each example by itself", unmodelled=True)
+
+    def _of_each_row(self, op: Op) -> Value | None:
+        """The value of an op that computes something of each row of a batch of micro-batches; else None."""
+        counts = {v.count for v in op.inputs if isinstance(v, MicroBatches) and v.facet is Facet.VALUES}
+        if len(counts) != 1 or any(isinstance(v, MicroBatches) and v.facet is not Facet.VALUES for v in op.inputs):
+            return None
+        examples = Examples(0, before=counts.pop())
+        value = self._by_rules(
+            replace(op, inputs=tuple(examples if isinstance(v, MicroBatches) else v for v in op.inputs))
+        )
+        return MicroBatches(examples.before or 1) if value == examples else None
 
     def _of_whole(self, op: Op) -> Value | Sequence[Value]:
         """The values of an op on the whole batch: every worker has them, if all other inputs are the same, too."""
@@ -326,6 +350,15 @@ class Analysis:
         inputs = [self._expression(t, depth - 1) for t in data_texts(node)]
         return f"{node.op}:{index}({', '.join(inputs)}; {', '.join(values)})"
 
+    def _limit(self, text: str) -> int | None:
+        """The number below which a tensor is that a loop counts with; None for any other."""
+        while tensor_name(text) not in self._limits:
+            node = self._producer(text)
+            if node.op not in _KEEPS_NUMBERS:
+                return None
+            text = node.input[0]
+        return self._limits[tensor_name(text)]
+
     def _producer(self, text: str) -> NodeDef:
         return self._graph[node_of(text)]
 
@@ -383,12 +416,16 @@ class Analysis:
         inputs: Sequence[Value],
         shapes: Sequence[Shape | None],
         constants: Mapping[int, Any],
+        limits: Mapping[int, int] | None = None,
     ) -> list[Value]:
         """The values that a function returns to the op that calls it."""
         body = self._bodies.library.body(name)
+        below = {tensor_name(body.arguments[p]): limit for p, limit in (limits or {}).items()}
         argument_constants = {tensor_name(body.arguments[p]): c for p, c in constants.items() if c is not None}
         argument_values = dict(zip(body.arguments, inputs))
-        analysis = Analysis(self._bodies.graph(name, shapes), self._bodies, argument_values, argument_constants, name)
+        analysis = Analysis(
+            self._bodies.graph(name, shapes), self._bodies, argument_values, argument_constants, name, below
+        )
         op.notes.update(analysis.notes_behind(body.results))
         for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
             self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)
@@ -405,8 +442,9 @@ class Analysis:
         shapes = [self._shape(t) if p in fixed else s for p, (t, s) in enumerate(zip(op.texts, shapes))]
         # The counter of a loop is the same number for all examples, but not the one that it starts from.
         carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
+        limits = map_loops.limits(self._bodies.library.body(condition), self._bodies.library.body(body), op)
         for _ in range(max(_MAX_ROUNDS, 2 + len(carried))):  # each may have its value from the one before it
-            results = self._results(op, body, carried, shapes, constants)
+            results = self._results(op, body, carried, shapes, constants, limits)
             after = [
                 v if p in fixed else op.joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))
             ]

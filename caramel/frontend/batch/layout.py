@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved, varying_arguments
 from caramel.frontend.batch.reductions import scattered_into
 from caramel.frontend.batch.reshape import positive_integer, reshaped
+from caramel.frontend.batch.slices import part_taken, sliced_axis
 
 
 def _reshape(op: Op) -> Value:
@@ -175,6 +176,8 @@ def _strided_slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
         return varying_arguments(op) or moved(op, value, None)
+    if (part := part_taken(op)) is not None:
+        return part
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
     if length is None or length[0] is None or not all(is_invariant(v) for v in op.inputs[1:]):
@@ -199,52 +202,12 @@ def _strided_slice_grad(op: Op) -> Value:
     return replace(gradient, axis=of_examples[0], repeated=False, normalised=False)
 
 
-def sliced_axis(
-    op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None], rank: int | None = None
-) -> int | None:
-    """The batch axis after a slice that takes all of it; None if the slice does not.
-
-    Args:
-        op: the op, with the masks of a StridedSlice.
-        axis: batch axis of what is sliced.
-        entries: number of entries of the bounds.
-        bounds: begins, ends and strides; None for what is not constant.
-        rank: rank of what is sliced; None for that of the first input.
-    """
-    rank = op.rank(0) if rank is None else rank
-    masks = {name: op.node.attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-
-    def has(name: str, entry: int) -> bool:
-        return bool(masks[name] >> entry & 1)
-
-    consumed = sum(1 for e in range(entries) if not has("ellipsis", e) and not has("new_axis", e))
-    source_axis = result_axis = 0
-    for entry in range(entries):
-        if has("ellipsis", entry):
-            skipped = (rank or 0) - consumed
-            if source_axis <= axis < source_axis + skipped:
-                return result_axis + axis - source_axis
-            source_axis, result_axis = source_axis + skipped, result_axis + skipped
-        elif has("new_axis", entry):
-            result_axis += 1
-        elif source_axis == axis:
-            return None if has("shrink_axis", entry) or not _takes_all(entry, has, bounds) else result_axis
-        else:
-            source_axis, result_axis = source_axis + 1, result_axis + (not has("shrink_axis", entry))
-    return result_axis + axis - source_axis
-
-
-def _takes_all(entry: int, has: Callable[[str, int], bool], bounds: Sequence[list[int] | None]) -> bool:
-    """Whether an entry of a slice takes a whole axis."""
-    begins, _, strides = bounds
-    starts = has("begin", entry) or (begins is not None and begins[entry] == 0)
-    return bool(starts and has("end", entry) and strides is not None and strides[entry] == 1)
-
-
 def _slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
         return varying_arguments(op) or moved(op, value, None)
+    if (part := part_taken(op)) is not None:
+        return part
     begin, size = op.integers(1), op.inputs[2]
     if begin is None or begin[value.axis] != 0 or not isinstance(size, Independent) or size.sizes is None:
         return op.unknown(MIXES_EXAMPLES)

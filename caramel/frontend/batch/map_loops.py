@@ -41,10 +41,40 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
             or body.argument_of(body.results[limit]) != limit
         ):
             return None
-        if loop.integer(counter) != 0 or not _adds_one(body, counter):
+        if loop.integer(counter) != 0 or not _adds_one(body, counter, loop):
             return None
         positions.add(counter)
     return positions or None
+
+
+def limits(condition: Body, body: Body, loop: Op) -> dict[int, int]:
+    """The loop variables that count from zero or more, with constant numbers below which they are in each round.
+
+    Args:
+        condition: function that says whether the loop goes on.
+        body: function that computes one round.
+        loop: the loop.
+
+    Returns:
+        The number by the position of the variable.
+    """
+    found: dict[int, int] = {}
+    for node in _conditions(condition):
+        if node is None or node.op != "Less":
+            continue
+        counter, limit = data_texts(node)
+        position, place = condition.argument_of(counter), condition.argument_of(limit)
+        if position is None or not _adds_one(body, position, loop):
+            continue
+        if place is None:
+            constant = _behind(condition, limit)
+            number = int(tf.make_ndarray(constant.attr["value"].tensor)) if constant.op == "Const" else None
+        else:
+            number = loop.integer(place) if body.argument_of(body.results[place]) == place else None
+        first = loop.integer(position)
+        if number is not None and first is not None and first >= 0:
+            found[position] = number
+    return found
 
 
 def _conditions(condition: Body) -> Iterator[NodeDef | None]:
@@ -59,16 +89,15 @@ def _conditions(condition: Body) -> Iterator[NodeDef | None]:
             yield node
 
 
-def _adds_one(body: Body, position: int) -> bool:
+def _adds_one(body: Body, position: int, loop: Op) -> bool:
     node = _behind(body, body.results[position])
-    if node.op not in ("Add", "AddV2"):
+    if node.op not in ("Add", "AddV2") or body.argument_of(node.input[0]) != position:
         return False
+    place = body.argument_of(node.input[1])
+    if place is not None:
+        return body.argument_of(body.results[place]) == place and loop.integer(place) == 1
     step = _behind(body, node.input[1])
-    return (
-        body.argument_of(node.input[0]) == position
-        and step.op == "Const"
-        and bool(tf.make_ndarray(step.attr["value"].tensor) == 1)
-    )
+    return step.op == "Const" and bool(tf.make_ndarray(step.attr["value"].tensor) == 1)
 
 
 def _behind(body: Body, text: str) -> NodeDef:

@@ -20,7 +20,7 @@ from caramel.frontend.batch.domain import (
     joined,
 )
 from caramel.graph import ops
-from caramel.graph.graph import NodeDef
+from caramel.graph.graph import NodeDef, data_texts
 from caramel.graph.shapes import Shape
 
 _FRACTIONAL_PREFIXES = ("float", "bfloat", "complex")
@@ -47,6 +47,8 @@ class Op:
         outputs: number of outputs.
         function: name of the function that contains the node; "" for the graph itself.
         notes: what of the whole batch ops put into values of single examples, by their names; a rule adds to them.
+        limit_of: function from a tensor behind the node to a number below which it is, where a loop counts with it from
+            zero or more; else None.
         knows_rows: whether it is known which constants follow from the number of examples; else one of that value may.
     """
 
@@ -61,6 +63,7 @@ class Op:
     outputs: int
     function: str
     notes: dict[str, Note]
+    limit_of: Callable[[str], int | None]
     knows_rows: bool = False
 
     def shape(self, position: int) -> Shape | None:
@@ -112,6 +115,11 @@ class Op:
         return self.node.op in _KEEPS_NUMBERS and not self.casts_to_bool
 
     @property
+    def makes_fractions(self) -> bool:
+        """Whether the op is a Cast to numbers that may be fractions."""
+        return self.node.op == "Cast" and self._type("DstT").startswith(_FRACTIONAL_PREFIXES)
+
+    @property
     def truncates(self) -> bool:
         """Whether the op rounds to an integer, so that it is not linear: half of a number need not give half of it."""
         if self.node.op == "Cast":
@@ -123,6 +131,21 @@ class Op:
 
     def _type(self, attribute: str) -> str:
         return ops.dtype_name(self.node.attr[attribute].type)
+
+    def entry_of(self, position: int, entry: int) -> str | None:
+        """The scalar that is one entry of an input, where that is packed of scalars; else None."""
+        text = self.behind_identities(self.texts[position])
+        packed = self.producer_of(text)
+        scalars = data_texts(packed) if packed.op == "Pack" else ()
+        return scalars[entry] if entry < len(scalars) else None
+
+    def behind_identities(self, text: str) -> str:
+        """The tensor that Identities behind the node pass on as another one."""
+        node = self.producer_of(text)
+        while node.op == "Identity":
+            text = node.input[0]
+            node = self.producer_of(text)
+        return text
 
     def qualified_name(self, position: int) -> str:
         """The name of an input with that of its function, unique over all functions."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import ChosenShape, Examples, Positions, Size, Total, Value
-from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
 from caramel.frontend.batch.partitions import of_chosen, stitched
+from caramel.frontend.batch.slices import sliced_axis
 
 
 def _where(op: Op) -> Value:

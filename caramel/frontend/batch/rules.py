@@ -11,6 +11,7 @@ from caramel.frontend.batch import (
     gathers,
     layers,
     layout,
+    micro_batches,
     partitions,
     permutations,
     places,
@@ -25,6 +26,7 @@ from caramel.frontend.batch.domain import (
     Coordinates,
     Entries,
     Followed,
+    MicroBatches,
     Offsets,
     Order,
     Permutation,
@@ -84,6 +86,7 @@ _READERS: Mapping[type, Rule] = {
     Entries: samplers.of_entries,
     Tokens: ragged.of_tokens,
     Followed: samplers.of_followed,
+    MicroBatches: micro_batches.of_micro_batches,
 }
 """Rules of all ops that read a value of a kind that few ops may read, by the kind, whatever stands beside it."""
 

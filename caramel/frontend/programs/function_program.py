@@ -365,8 +365,9 @@ def _choose_loss(
     sources = {behind_identities(traced.graph, t) for t in differentiated}
     differentiated_outputs = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
     named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
-    # Where loops differentiate, no output is known to be what they do, and the first is taken for it.
-    is_first = len(candidates) == 1 or not differentiated
+    # Where loops differentiate, no output is known to be what they do, and the first is taken for it. So it is where
+    # several tensors are differentiated, none of which is an output: those of micro-batches, and their mean is one.
+    is_first = len(candidates) == 1 or len(sources) != 1
     for group in (named, differentiated_outputs, candidates if is_first else []):
         if group:
             return group[0][1], [o for o in outputs if o is not group[0]]

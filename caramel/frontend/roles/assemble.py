@@ -192,6 +192,7 @@ def _assembled(raw: RawProgram) -> Model:
         tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
         forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),
         seeds=seeds,
+        dealing=raw.dealing,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 
+from caramel.dealing import WHOLE, Dealing
 from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
 from caramel.frontend.batch.domain import (
     INVARIANT,
@@ -26,6 +27,7 @@ from caramel.frontend.batch.domain import (
 )
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
 from caramel.frontend.batch.layers import GENERATOR_OPS, RANDOM_OPS
+from caramel.frontend.batch.micro_batches import of_batch, with_micro_batches
 from caramel.frontend.batch.tensor_gradients import unscaled_gradients
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
@@ -50,6 +52,7 @@ class Reductions:
         inputs: inputs of the program; the split ones carry the batch along axis 0.
         local: names of the variables that have a value of their own on each worker, by their handle nodes.
         row_constants: constants that follow from the number of examples; see `RawProgram`.
+        dealing: how the rows of a batch are dealt to the workers.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class Reductions:
         inputs: Sequence[Input],
         local: Mapping[str, str] | None = None,
         row_constants: Mapping[tuple[str, str], Value] | None = None,
+        dealing: Dealing = WHOLE,
     ) -> None:
         self._graph = graph
-        given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+        given: dict[str, Value] = {i.node: of_batch(dealing) for i in inputs if i.split}
         self._summed = {n.name for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
         for node in graph:
             if node.name in self._summed:
@@ -69,7 +73,7 @@ class Reductions:
                 given[node.name] = Unknown("a gradient enters what a worker has a part of", unmodelled=True)
         self._own = {handle: _own_value(graph, handle, name) for handle, name in (local or {}).items()}
         given.update(self._own)
-        self._analysis = Analysis(graph, FunctionBodies(graph, row_constants), given)
+        self._analysis = Analysis(graph, FunctionBodies(graph, with_micro_batches(row_constants, dealing)), given)
 
     def assume(self, gradient: str, kind: str) -> None:
         """Assume a reduction for a gradient, in place of the analysis' own result.
@@ -199,7 +203,7 @@ def reductions_of(
     """
     # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
     local = {v.node: v.name for v in raw.variables if kinds[v.node] in _PER_WORKER_CLASSES}
-    reductions = Reductions(raw.graph, inputs, local, raw.row_constants)
+    reductions = Reductions(raw.graph, inputs, local, raw.row_constants, raw.dealing)
     for gradient in used:  # those that are aggregated before they get into a loss
         for tensor in (gradient.tensor, gradient.indices):
             if tensor is not None and gradient.tensor not in inside:

@@ -1,0 +1,90 @@
+"""Steps that cut their batch into micro-batches: what they are where each worker has its part of every micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from caramel.dealing import Dealing
+from caramel.errors import CaptureError
+from caramel.frontend.batch.micro_batches import possible_counts
+from caramel.frontend.captured import RawProgram
+from caramel.frontend.roles.assemble import assemble
+from caramel.frontend.roles.forward_search import GatherNeeded
+from caramel.model import Model
+
+
+def assemble_dealt(raw: RawProgram, examples: int | None) -> Model:
+    """Work out the roles of a captured program, where need be with the rows of each micro-batch dealt to the workers.
+
+    What the caller says of the loss does not say how the step cuts its batch: it must hold for the micro-batches, too.
+
+    Args:
+        raw: the captured program.
+        examples: number of examples in every batch, of all workers together; None where it is not fixed.
+
+    Raises:
+        CaptureError: see `caramel.frontend.roles.assemble.assemble`.
+        UnsupportedError: see there.
+        GatherNeeded: the examples of all workers are needed; a batch that K does not divide can only be cut so.
+    """
+    if raw.reduction is not None:
+        return _dealt(raw, examples, is_sure=True) or assemble(raw)
+    try:
+        return assemble(raw)
+    except CaptureError as refusal:
+        model = _dealt(raw, examples, is_sure=True)
+        if model is None and not isinstance(refusal, GatherNeeded):
+            model = _dealt(raw, examples, is_sure=False)
+        if model is None:
+            raise
+        return model
+
+
+def assemble_divisible(raw: RawProgram, refusal: CaptureError) -> Model:
+    """The same for a step that is refused otherwise: all its batches must be multiples of its micro-batches.
+
+    Args:
+        raw: the captured program, without values of other workers.
+        refusal: why it is refused otherwise.
+
+    Raises:
+        CaptureError: that, where it cannot be so either.
+    """
+    model = _dealt(raw, None, is_sure=False)
+    if model is None:
+        raise refusal
+    return model
+
+
+def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None:
+    """The model of a step whose workers have their part of each micro-batch; None where that cannot be.
+
+    Args:
+        raw: the captured program.
+        examples: number of examples in every batch; None where it is not fixed.
+        is_sure: whether the step must run with any batch with which it runs on one device, or else with only some.
+    """
+    if not raw.trains or raw.is_alone or not any(i.split for i in raw.inputs):
+        return None
+    for dealing in _dealings(raw, examples, is_sure):
+        count = dealing.micro_batches
+        note = f"the step cuts its batch into {count} micro-batches: each worker takes its rows of every one of them"
+        if dealing.leaves_remainder:
+            note += ", and the rows that are left over are nobody's, as on one device"
+        try:
+            model = assemble(replace(raw, dealing=dealing, reduction=None, notes=(*raw.notes, note)))
+        except CaptureError:
+            continue
+        if raw.reduction in (None, model.reduction.kind):
+            return model
+    return None
+
+
+def _dealings(raw: RawProgram, examples: int | None, is_sure: bool) -> Iterator[Dealing]:
+    for count in possible_counts(raw.graph, raw.library, raw.row_constants):
+        divides = count.must_divide or (examples is not None and examples % count.number == 0)
+        if is_sure:
+            yield Dealing(count.number, leaves_remainder=True)
+        if is_sure == divides:
+            yield Dealing(count.number)
