@@ -129,7 +129,8 @@ def _untold(reason: str, *, is_of_a_part: bool = False, is_graph: bool = False) 
     if _CUTS.match(reason) and not is_of_a_part:
         advice += (
             ". Micro-batches are exact as x[i * m : (i + 1) * m] with m = tf.shape(x)[0] // K and a constant K, by "
-            "tf.split or tf.reshape(x, [K, -1, ...]), or as an axis of the inputs, [None, K, ...], of which x[:, i] is one"
+            "tf.split or tf.reshape(x, [K, -1, ...]), or as an axis of the inputs, [None, K, ...], from which the step "
+            "takes x[:, i]"
         )
     if is_of_a_part and is_graph:
         advice += ". If the loss compares examples, write it as a step function, which can be traced with all of them"
