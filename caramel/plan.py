@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -344,11 +345,13 @@ class Plan:
             return self.servers.explain(self._named_among(gradient, list(self.servers.home_by_variable), "variable"))
         gradient = self._gradient_named(gradient)
         own = next((own for own, name in self.aliases.items() if name == gradient), None)
+        alike: dict[str, list[tuple[int, str]]] = {}  # many parts of one gradient travel alike, but for numbers
+        for number, transfer in enumerate(self.transfers):
+            for text in (self._explained(number, transfer, p) for p in transfer.pieces if p.gradient == gradient):
+                alike.setdefault(_NUMBERS.sub("#", text), []).append((number, text))
         explanations = [
-            self._explained(number, transfer, piece)
-            for number, transfer in enumerate(self.transfers)
-            for piece in transfer.pieces
-            if piece.gradient == gradient
+            first if not others else f"{first} So it is, with other numbers, in {_transfers([n for n, _ in others])}."
+            for (_, first), *others in alike.values()
         ]
         place = (
             f" Number {self.order.index(gradient) + 1} of {len(self.order)} gradients."
@@ -380,7 +383,7 @@ class Plan:
         number = next(n for n, exchange in enumerate(local.exchanges) if name in exchange.parameters)
         exchange = local.exchanges[number]
         others = len(exchange.parameters) - 1
-        shared = f" together with {others} other parameters" if others else ""
+        shared = f" together with {_counted(others, 'other parameter')}" if others else ""
         return (
             f"{name}: its gradient does not travel. Every worker updates it with its own, and after at most "
             f"{local.sync_every} steps its difference is in transfer {number} of the exchange{shared}, "
@@ -396,7 +399,7 @@ class Plan:
         elsewhere = self.in_other_window(number)
         alternative = f" {elsewhere[0].upper()}{elsewhere[1:]}." if elsewhere else ""
         others = len(transfer.gradients) - 1
-        shared = f" together with {others} other gradients" if others else ""
+        shared = f" together with {_counted(others, 'other gradient')}" if others else ""
         return (
             f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {_on_wire(transfer)}, "
             f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
@@ -415,7 +418,10 @@ class Plan:
         window = FORWARD if self.transfers[number].window == BACKWARD else BACKWARD
         if other_s is None:
             return f"it cannot be in the {window} window"
-        more_s = other_s - self.prediction.timeline.iteration_s
+        step_s = self.prediction.timeline.iteration_s
+        more_s = other_s - step_s
+        if abs(more_s) < _LEAST_DIFFERENCE * step_s:
+            return f"in the {window} window the step would take as long"
         more = "more" if more_s >= 0 else "less"
         return f"in the {window} window the step would take {format_ms(abs(more_s), 3)} {more}"
 
@@ -527,6 +533,12 @@ class Plan:
         return plan_differences(self, other)
 
 
+_LEAST_DIFFERENCE = 1e-6
+"""Part of a step below which a difference is one of rounding."""
+
+_NUMBERS = re.compile(r"\d[\d.,]*")
+"""Numbers in an explanation."""
+
 _MOST_NAMES = 6
 """Largest number of gradients of a bucket whose names a table shows."""
 
@@ -536,6 +548,24 @@ def _with_parts_left_out(data: Any) -> Any:
     data = {"outline": None, "sharded": [], "local": None, "servers": None, **data}
     in_flight = data.get("in_flight")
     return {**data, "in_flight": {"credit_bytes": None, **in_flight}} if isinstance(in_flight, Mapping) else data
+
+
+def _transfers(numbers: Sequence[int]) -> str:
+    """Some transfers, by their numbers.
+
+    >>> _transfers([4, 5, 6, 9])
+    'transfers 4 to 6 and 9'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    spelled = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    last = spelled.pop()
+    places = f"{', '.join(spelled)} and {last}" if spelled else last
+    return f"transfer{'s' if len(numbers) > 1 else ''} {places}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -6,6 +6,7 @@ import click
 
 from caramel import __version__
 from caramel.cli.doctor import doctor
+from caramel.cli.explain import explain
 from caramel.cli.export import export
 from caramel.cli.init import init
 from caramel.cli.launch import launch
@@ -19,7 +20,7 @@ from caramel.cli.trace import trace
 from caramel.cli.tune import tune
 from caramel.cli.worker import worker
 
-COMMANDS = (init, run, launch, export, plan, tune, profile, scale, netbench, trace, worker, doctor)
+COMMANDS = (init, run, launch, export, plan, explain, tune, profile, scale, netbench, trace, worker, doctor)
 """All subcommands."""
 
 

@@ -13,7 +13,9 @@ from caramel.armodel import ARModel
 from caramel.errors import InputError
 from caramel.facts import Trace
 from caramel.frontend.program_file import Program
+from caramel.measure.in_turn import ROUNDS, times_in_turn
 from caramel.measure.netbench import measure_network, quick_up_to
+from caramel.measure.timed_steps import timed_steps
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
 from caramel.prediction import predicted_beside, without_long_wait_s
@@ -21,10 +23,32 @@ from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.units import format_ms
 
 _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 """Numbers of steps that are timed: between these, as many as fit into so many seconds."""
+
+_STEPS_IN_TURN, _BUDGET_IN_TURN_S = 10, 20.0
+"""Largest number of steps in a round beside the step without a plan, and about how long all rounds may take."""
+
+_NOISE = 0.02
+"""Part of a step by which the step without a plan has to be faster, in all rounds but one, to be said to be."""
+
+_PLANNING = frozenset(
+    {
+        "network",
+        "trace",
+        "policy",
+        "serialization",
+        "batching",
+        "scheduling",
+        "postponed",
+        "ordering",
+        "pulls_in_flight",
+    }
+)
+"""Options without which there is no plan."""
 
 _UNTIMED_STEPS = 6
 """Number of steps before those: the first ones, in which TensorFlow gets ready, and some that are drawn."""
@@ -40,6 +64,7 @@ class TriedPlan:
         trace: trace of the program; likewise.
         record: what the steps of the try were like.
         cluster: where they ran.
+        in_turn_s: seconds of a step, and of one without a plan, in each of some rounds of both.
     """
 
     armodel: ARModel
@@ -47,6 +72,7 @@ class TriedPlan:
     trace: Trace | None
     record: RunRecord
     cluster: Cluster
+    in_turn_s: Sequence[tuple[float, float]] = ()
 
     @property
     def steps_s(self) -> Sequence[float]:
@@ -59,7 +85,40 @@ class TriedPlan:
         return statistics.median(self.steps_s)
 
     def __str__(self) -> str:
-        """Predicted beside measured, for people."""
+        """Predicted beside measured, and the step without a plan, for people."""
+        return "\n".join(text for text in (self._beside_prediction(), self._beside_unplanned()) if text)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was measured, for JSON."""
+        return {
+            "measured_step_s": self.step_s,
+            "measured_steps": len(self.steps_s),
+            "unplanned_step_s": statistics.median(without_s for _, without_s in self.in_turn_s),
+            "ratios_to_unplanned": list(self.gain_ratios),
+        }
+
+    @property
+    def gain_ratios(self) -> Sequence[float]:
+        """Time of a step over that of one without a plan, in each round of both."""
+        return [with_s / without_s for with_s, without_s in self.in_turn_s]
+
+    def _beside_unplanned(self) -> str:
+        if not self.in_turn_s:
+            return ""
+        ratios = self.gain_ratios
+        without_s = statistics.median(without_s for _, without_s in self.in_turn_s)
+        text = (
+            f"in turn with the step without a plan, {format_ms(without_s)}: {statistics.median(ratios):.3f} of its "
+            f"time ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
+        )
+        if sum(ratio <= 1 + _NOISE for ratio in ratios) <= 1:
+            text += (
+                "\nnote: the step is faster without this plan, so what was measured for it does not hold: measure "
+                "again with nothing else running, or train without --plan"
+            )
+        return text
+
+    def _beside_prediction(self) -> str:
         text = f"measured: {format_ms(self.step_s)} (median of {len(self.steps_s)} steps)"
         prediction, servers = self.armodel.plan.prediction, self.armodel.plan.servers
         why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
@@ -106,12 +165,13 @@ def measured_plan(
     options = measured_options(program, workers, cluster, devices, decisions, 4, say)
     say("3 of 4: planning")
     armodel = ARModel(program.context, workers, device_list=list(devices) or None, **options)
-    say("4 of 4: trying the plan")
+    say("4 of 4: trying the plan, also in turn with the step without one")
     with armodel.session(cluster) as session:
         record = RunRecord(session, is_drawn)
         _try(session, program, record)
+        in_turn_s = _in_turn_s(session, program, workers, cluster, devices, decisions)
     network, trace_ = (options[name] if decisions.get(name) is None else None for name in ("network", "trace"))
-    return TriedPlan(armodel, network, trace_, record, cluster)
+    return TriedPlan(armodel, network, trace_, record, cluster, in_turn_s)
 
 
 def measured_options(
@@ -174,3 +234,21 @@ def _try(session: Session, program: Program, record: RunRecord) -> None:
     run(_UNTIMED_STEPS + _LEAST_STEPS)
     more = int(_BUDGET_S / statistics.median(record.plain_steps_s)) - _LEAST_STEPS
     run(max(0, min(more, _MOST_STEPS - _LEAST_STEPS)))
+
+
+def _in_turn_s(
+    session: Session,
+    program: Program,
+    workers: int,
+    cluster: Cluster,
+    devices: Sequence[str],
+    decisions: Mapping[str, Any],
+) -> list[tuple[float, float]]:
+    """Seconds of a step, and of one without a plan, in each round of both."""
+    options = {name: value for name, value in decisions.items() if name not in _PLANNING}
+    unplanned = ARModel(program.context, workers, device_list=list(devices) or None, **options)
+    batches = None if program.on_workers else program.batches
+    with unplanned.session(cluster) as other:
+        step_s = statistics.median(timed_steps(other, batches, FIRST_RUNS + 1)[FIRST_RUNS:])
+        steps = max(1, min(_STEPS_IN_TURN, int(_BUDGET_IN_TURN_S / (2 * ROUNDS * step_s))))
+        return times_in_turn((session, other), batches, steps)

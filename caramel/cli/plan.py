@@ -26,6 +26,7 @@ from caramel.errors import InputError
 from caramel.report.pictures import Pictures
 from caramel.util.arguments import MOST_WORKERS
 from caramel.util.progress import say
+from caramel.util.tables import wrapped_lines
 from caramel.util.whole_files import check_writable, file_beside
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ def plan(
         loaded = loaded_program(program, arguments, workers)
         made = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
     finished = made.plan
-    explanations = [finished.explain(name) for name in explained]  # before files are written: a name may be unknown
+    explanations = [
+        wrapped_lines(finished.explain(name)) for name in explained
+    ]  # before files are written: a name may be unknown
     checked: Sequence[str] = ()
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
@@ -160,7 +163,7 @@ def plan(
     else:
         pictures.write(finished, made.facts, tried.cluster, tried.record)
     if as_json and predicted is not None:
-        measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
+        measured = {} if tried is None else tried.as_dict()
         statements = {"checked": list(checked)} if is_checked else {}
         print_json({**predicted.as_dict(), **measured, **statements})
         return

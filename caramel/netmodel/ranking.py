@@ -198,7 +198,9 @@ def best_of(
         reason = _reason(ranked, size_bytes)
         if first is not ranked[0]:
             reason += f" {first} is an all-reduce {why}."
-        if chosen is not first:
+        if chosen is not first and not (chosen.processor_share or first.processor_share):
+            reason += f" {chosen} takes fewer chunks."
+        elif chosen is not first:
             how = "fewer chunks, and " if chosen.processor_share >= first.processor_share else ""
             reason += (
                 f" {chosen} takes {how}{chosen.processor_share:.0%} of the processors' time from computation, instead "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from caramel.compiler.options import OPTION_NAMES, CompileOptions
 from caramel.errors import CaramelError, InputError, in_one_line, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
+from caramel.measure.in_turn import times_in_turn
 from caramel.measure.timed_steps import Batches, as_batches, timed_steps
 from caramel.measure.trace_file import as_trace
 from caramel.plan import OWNERS, Plan
@@ -30,9 +30,6 @@ MOST_TRIALS, STEPS = 20, 10
 
 _LARGEST_SEED = 2**32 - 1
 """That of NumPy's generators, by which the search draws."""
-
-_ROUNDS = 5
-"""Number of rounds in which the best trial runs against the planner's plan, in turn."""
 
 _LEAST_GAIN = 0.01
 """Part of a step that the best trial has to save in these rounds; less is noise (our choice)."""
@@ -334,13 +331,7 @@ def _in_turn(
     model: ARModel, other: ARModel, cluster: Cluster, batches: Batches | None, steps: int
 ) -> tuple[float, ...]:
     """Time of one model over that of another, in rounds of both."""
-    ratios = []
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(each.session(cluster)) for each in (model, other)]
-        for session in sessions:
+    with model.session(cluster) as first, other.session(cluster) as second:
+        for session in (first, second):
             timed_steps(session, batches, FIRST_RUNS)
-        for number in range(_ROUNDS):
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            times_s = {which: statistics.median(timed_steps(sessions[which], batches, steps)) for which in order}
-            ratios.append(times_s[0] / times_s[1])
-    return tuple(ratios)
+        return tuple(own_s / other_s for own_s, other_s in times_in_turn((first, second), batches, steps))

@@ -34,6 +34,15 @@ def wrapped(line: str, width: int = WIDTH) -> str:
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
+def wrapped_lines(text: str) -> str:
+    """Each line of a text in as many as it needs; see `wrapped`.
+
+    Args:
+        text: the text.
+    """
+    return "\n".join(map(wrapped, text.splitlines()))
+
+
 def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int = WIDTH) -> str:
     """Rows with their columns below each other, and what does not fit into one line in several.
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import caramel
 from caramel.cli.main import main
 from caramel.facts import Trace
+from caramel.util.tables import wrapped_lines
 
 PROGRAM = """
     import numpy as np
@@ -188,7 +189,7 @@ def test_a_plan(call, whole, tmp_path):
     assert done.exit_code == 0, done.output
     plan = caramel.Plan.load(tmp_path / "plan.json")
     assert plan.table() in done.stdout
-    assert plan.explain("net/dense_300/kernel") in done.stdout
+    assert wrapped_lines(plan.explain("net/dense_300/kernel")) in done.stdout
     assert "predicted: " in done.stdout and "no plan takes less than" in done.stdout
     assert "checked: one order of transfers on all 4 workers" in done.stdout
     assert f"no difference from {whole}" in done.stdout
@@ -434,3 +435,34 @@ def test_a_trace_or_plan_of_another_program(place, whole, tmp_path):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 1
         assert "another program" in done.stderr
+
+
+# -- explain ------------------------------------------------------------------------------------
+
+
+def explained(*arguments):
+    return CliRunner().invoke(main, ["explain", *map(str, arguments)])
+
+
+def test_a_saved_plan_is_shown_and_explained(whole):
+    plan = caramel.Plan.load(whole)
+    assert explained(whole).stdout == plan.table() + "\n"
+    said = explained(whole, "dense_300/kernel", "dense_10/bias").stdout
+    assert said == "\n\n".join(wrapped_lines(plan.explain(n)) for n in ("dense_300/kernel", "dense_10/bias")) + "\n"
+    facts = json.loads(explained(whole, "dense_10/bias", "--json").stdout)
+    assert facts["explanations"] == {"dense_10/bias": plan.explain("dense_10/bias")}
+    assert facts["digest"] == plan.digest and facts["predicted_iteration_s"] > 0
+
+
+def test_a_saved_plan_against_another(whole, tmp_path):
+    other = tmp_path / "other.json"
+    replace(caramel.Plan.load(whole), notes=()).save(other)
+    assert f"no difference from {whole}" in explained(whole, "--diff", whole).stdout
+    assert f"{other} -> {whole}:" in explained(whole, "--diff", other).stdout
+    assert json.loads(explained(whole, "--diff", other, "--json").stdout)["differences"]
+
+
+@pytest.mark.parametrize("arguments, said", [(["nothing"], "has no gradient 'nothing'"), ([], "cannot be read")])
+def test_what_cannot_be_explained(whole, tmp_path, arguments, said):
+    result = explained(whole if arguments else tmp_path / "none.json", *arguments)
+    assert result.exit_code == 1 and said in result.output

@@ -59,6 +59,9 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
         said.stdout,
     )
     assert found and 5 <= int(found[2]) <= 33 and float(found[1]) > 0
+    assert re.search(
+        r"\nin turn with the step without a plan, [\d.]+ ms: [\d.]+ of its time \(.* in 5 rounds\)", said.stdout
+    )
     measured = [tmp_path / f"plan.{name}.json" for name in ("network", "trace")]
     assert f"written: {file}, {measured[0]}, {measured[1]}" in said.stdout
     assert load(tmp_path / "plan.network.json").workers == (2,)
@@ -123,6 +126,24 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    "with_s, is_slower",
+    [((0.9, 0.95, 1.2, 0.9, 0.9), False), ((1.0,) * 5, False), ((1.1, 1.05, 1.01, 1.2, 1.04), True)],
+)
+def test_beside_the_step_without_a_plan(with_s, is_slower):
+    from types import SimpleNamespace
+
+    from caramel.cli.measured_plan import TriedPlan
+
+    armodel = SimpleNamespace(plan=SimpleNamespace(prediction=None, workers=4, servers=None))
+    record = SimpleNamespace(plain_steps_s=[1.0] * 3, data_wait_s=0.0)
+    tried = TriedPlan(armodel, None, None, record, caramel.InProcess(), [(each, 1.0) for each in with_s])
+    text = str(tried)
+    assert f"without a plan, 1000 ms: {sorted(with_s)[2]:.3f} of its time ({min(with_s):.3f} to " in text
+    assert ("the step is faster without this plan" in text) == is_slower
+    assert tried.as_dict()["ratios_to_unplanned"] == list(with_s)
+
+
 @pytest.mark.slow
 def test_a_program_file_with_a_known_network(a_short_look, write, tmp_path):
     """What is given is not measured; JSON is all that is on standard output."""
@@ -132,6 +153,7 @@ def test_a_program_file_with_a_known_network(a_short_look, write, tmp_path):
     said = run("plan", f"{write(STEP)}:build", *options)
     figures = json.loads(said.stdout)
     assert not a_short_look and figures["measured_step_s"] > 0 and figures["predicted_iteration_s"] > 0
+    assert figures["unplanned_step_s"] > 0 and len(figures["ratios_to_unplanned"]) == 5
 
 
 @pytest.mark.soak
