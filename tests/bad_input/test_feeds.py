@@ -96,6 +96,12 @@ def test_fewer_batches_than_steps(session, refused):
         session.run([], steps=2)
 
 
+@pytest.mark.parametrize("batches", [[], iter(())])
+def test_no_batch(session, refused, batches):
+    with refused(caramel.InputError, "there is no batch"):
+        session.run(batches)
+
+
 @pytest.mark.parametrize("steps", [-1, "1", 1.0, True])
 def test_a_number_of_steps_that_is_none(session, refused, steps):
     with refused(caramel.InputError, "steps", "whole number of at least 0", repr(steps)):
