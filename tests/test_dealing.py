@@ -1,0 +1,63 @@
+"""How rows of a batch are dealt to workers."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caramel
+from caramel.dealing import WHOLE, Dealing
+from caramel.util.ranges import balanced
+
+RUNNER = Path(caramel.__file__).parent / "export" / "templates" / "run.py"
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """The program of an export, as a module."""
+    spec = importlib.util.spec_from_file_location("exported_runner", RUNNER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("count, rows", [(1, 7), (2, 8), (3, 9), (3, 11), (4, 23), (4, 4)])
+def test_each_worker_has_its_part_of_every_micro_batch(runner, workers, count, rows):
+    dealing, array = Dealing(count, leaves_remainder=True), np.arange(rows)
+    size = rows // count
+    micro_batches = [array[size * i : size * (i + 1)] for i in range(count)]
+    shares = dealing.shares(rows, workers)
+    assert sum(shares) == size * count == dealing.used(rows)
+    for slices, part, share, (start, length) in zip(
+        dealing.slices(rows, workers), runner.dealt(array, workers, count), shares, balanced(size, workers)
+    ):
+        own = np.concatenate([each[start : start + length] for each in micro_batches])
+        assert share == len(own) and part.tolist() == own.tolist()
+        dealt = np.concatenate([array[each] for each in slices])
+        if length:
+            assert dealt.tolist() == own.tolist()
+        else:  # rows of others, as many of each micro-batch
+            assert dealt.tolist() == [each[0] for each in micro_batches]
+
+
+@pytest.mark.parametrize(
+    "dealing, rows, refusal",
+    [
+        (WHOLE, 7, ""),
+        (Dealing(4), 8, ""),
+        (Dealing(4), 9, "a multiple of 4"),
+        (Dealing(4), 3, "a multiple of 4"),
+        (Dealing(4, leaves_remainder=True), 9, ""),
+        (Dealing(4, leaves_remainder=True), 3, "at least one example for each"),
+    ],
+)
+def test_batches_that_cannot_be_cut(runner, dealing, rows, refusal):
+    assert dealing.refusal(rows).endswith(refusal) and bool(dealing.refusal(rows)) == bool(refusal)
+    facts = {"micro_batches": dealing.micro_batches, "leaves_remainder": dealing.leaves_remainder}
+    if refusal:
+        with pytest.raises(SystemExit, match=f"a batch of {rows} examples cannot be cut into 4 micro-batches"):
+            runner.check_dealing({"dealing": facts}, rows)
+    else:
+        runner.check_dealing({"dealing": facts}, rows)
