@@ -300,6 +300,7 @@ def _warn_of_batch(trace: Trace | None, context: Context, options: CompileOption
     """Warn of a trace of another part of a batch than a worker has."""
     examples = context.examples_of_batch
     if trace is not None and examples is not None:
-        doubt = trace.doubt_of_batch(examples, 1 if options.sharding == "batches" else options.workers)
+        parts = 1 if options.sharding == "batches" else options.workers
+        doubt = trace.doubt_of_batch(examples, parts, context.model_for(options.workers).dealing)
         if doubt is not None:
             _logger.warning("%s", doubt)

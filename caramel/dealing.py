@@ -7,7 +7,10 @@ of each of these, so that the step cuts that part into its parts of the same mic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from caramel.util.ranges import balanced
 
@@ -66,6 +69,21 @@ class Dealing:
         begins = range(0, size * self.micro_batches, size) if size else [0] * self.micro_batches
         return [[slice(begin + start, begin + start + length) for begin in begins] for start, length in parts]
 
+    def of_first(self, rows: int, workers: int, all_workers: int) -> list[slice]:
+        """The rows that the first of all workers have together, as slices of the batch, one for each micro-batch.
+
+        Args:
+            rows: number of rows of a batch.
+            workers: how many of them.
+            all_workers: number of all workers.
+
+        >>> Dealing(2).of_first(8, 1, 2)
+        [slice(0, 2, None), slice(4, 6, None)]
+        """
+        size = rows // self.micro_batches
+        length = sum(length for _, length in balanced(size, all_workers)[:workers])
+        return [slice(size * number, size * number + length) for number in range(self.micro_batches)]
+
     def shares(self, rows: int, workers: int) -> tuple[int, ...]:
         """The number of rows of each worker.
 
@@ -74,6 +92,24 @@ class Dealing:
             workers: number of workers.
         """
         return tuple(self.micro_batches * length for _, length in balanced(rows // self.micro_batches, workers))
+
+    def in_order(self, parts: Sequence[np.ndarray], shares: Sequence[int], axis: int) -> tuple[np.ndarray, ...]:
+        """What the workers have of all rows, in the order of the batch: as many entries for each worker as before.
+
+        Args:
+            parts: array of each worker.
+            shares: number of rows of each; those of a worker without rows are others', and stay where they are.
+            axis: axis along which the entries of a row lie.
+
+        >>> [each.tolist() for each in Dealing(2).in_order([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])], [4, 4], 0)]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+        """
+        counting = [rank for rank, share in enumerate(shares) if share]
+        cut = [np.split(parts[rank], self.micro_batches, axis) for rank in counting]
+        whole = np.concatenate([each[number] for number in range(self.micro_batches) for each in cut], axis)
+        ends = np.cumsum([parts[rank].shape[axis] for rank in counting])[:-1]
+        ordered = dict(zip(counting, np.split(whole, ends, axis)))
+        return tuple(ordered.get(rank, part) for rank, part in enumerate(parts))
 
 
 WHOLE = Dealing()

@@ -363,6 +363,7 @@ class Model:
         seeds: tensors of ones with which differentiations begin, where there are gradients in float16, which does not
             hold large ones: each worker begins with its share of the examples, so that its gradients are no larger.
         dealing: how the rows of a batch are dealt to the workers.
+        dealt_outputs: those of ``outputs`` that have entries of all rows that are dealt so, with the axis of these.
     """
 
     graph: Graph
@@ -388,6 +389,7 @@ class Model:
     forward_sums: tuple[ForwardSum, ...] = ()
     seeds: tuple[str, ...] = ()
     dealing: Dealing = WHOLE
+    dealt_outputs: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:
@@ -397,6 +399,11 @@ class Model:
     def variables_of(self, *kinds: VariableClass) -> tuple[Variable, ...]:
         """The variables of the given classes, in order."""
         return tuple(v for v in self.variables if v.kind in kinds)
+
+    @property
+    def is_for_any_number(self) -> bool:
+        """Whether the step is the same one for one worker: nothing is exchanged in it, nor dealt to several."""
+        return not self.forward_sums and self.dealing == WHOLE
 
     @cached_property
     def aliases(self) -> Mapping[str, str]:

@@ -156,6 +156,7 @@ class Signature:
         momentum_keys: the keys that it reads.
         servers: device string of each parameter server; empty without any.
         dealing: how the rows of a batch are dealt to the workers.
+        dealt_outputs: results that have entries of all rows that are dealt so, with the axis of these.
     """
 
     workers: int
@@ -187,6 +188,7 @@ class Signature:
     momentum_keys: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     dealing: Dealing = WHOLE
+    dealt_outputs: tuple[tuple[str, int], ...] = ()
 
     def to_json(self) -> str:
         """As JSON, with a version."""

@@ -61,3 +61,17 @@ def test_batches_that_cannot_be_cut(runner, dealing, rows, refusal):
             runner.check_dealing({"dealing": facts}, rows)
     else:
         runner.check_dealing({"dealing": facts}, rows)
+
+
+@pytest.mark.parametrize("workers, all_workers", [(1, 2), (2, 4), (3, 3)])
+@pytest.mark.parametrize("count, rows", [(1, 10), (4, 36), (3, 11)])
+def test_the_rows_of_some_workers_are_dealt_to_them_as_in_the_whole_job(workers, all_workers, count, rows):
+    dealing, array = Dealing(count, leaves_remainder=True), np.arange(rows)
+
+    def dealt(array, workers):
+        return [
+            np.concatenate([array[each] for each in slices]).tolist() for slices in dealing.slices(len(array), workers)
+        ]
+
+    own = np.concatenate([array[each] for each in dealing.of_first(rows, workers, all_workers)])
+    assert dealt(own, workers) == dealt(array, all_workers)[:workers]

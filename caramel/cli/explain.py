@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from caramel.cli.options import print_json, reporting_errors, with_json
+from caramel.cli.results import compared
 from caramel.util.tables import wrapped_lines
 
 
@@ -35,5 +36,5 @@ def explain(plan: str, gradients: tuple[str, ...], other: str | None, as_json: b
         return
     paragraphs = [*map(wrapped_lines, explanations.values())] or [found.table()]
     if differences is not None:
-        paragraphs.append(f"{other} -> {plan}:\n{differences}" if differences else f"no difference from {other}")
+        paragraphs.append(compared(other, plan, differences))
     click.echo("\n\n".join(paragraphs))

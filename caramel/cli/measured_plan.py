@@ -10,10 +10,11 @@ from typing import Any
 
 from caramel.analyzers.servers.placement import place, variable_groups
 from caramel.armodel import ARModel
+from caramel.compiler.options import TRAVEL_OPTIONS
 from caramel.errors import InputError
 from caramel.facts import Trace
 from caramel.frontend.program_file import Program
-from caramel.measure.in_turn import ROUNDS, times_in_turn
+from caramel.measure.in_turn import ROUNDS, is_gain, times_in_turn
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.timed_steps import timed_steps
 from caramel.measure.tracer import trace
@@ -32,22 +33,7 @@ _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 _STEPS_IN_TURN, _BUDGET_IN_TURN_S = 10, 20.0
 """Largest number of steps in a round beside the step without a plan, and about how long all rounds may take."""
 
-_NOISE = 0.02
-"""Part of a step by which the step without a plan has to be faster, in all rounds but one, to be said to be."""
-
-_PLANNING = frozenset(
-    {
-        "network",
-        "trace",
-        "policy",
-        "serialization",
-        "batching",
-        "scheduling",
-        "postponed",
-        "ordering",
-        "pulls_in_flight",
-    }
-)
+_PLANNING = frozenset({*TRAVEL_OPTIONS, "network", "trace"})
 """Options without which there is no plan."""
 
 _UNTIMED_STEPS = 6
@@ -72,7 +58,7 @@ class TriedPlan:
     trace: Trace | None
     record: RunRecord
     cluster: Cluster
-    in_turn_s: Sequence[tuple[float, float]] = ()
+    in_turn_s: Sequence[tuple[float, float]]
 
     @property
     def steps_s(self) -> Sequence[float]:
@@ -103,15 +89,13 @@ class TriedPlan:
         return [with_s / without_s for with_s, without_s in self.in_turn_s]
 
     def _beside_unplanned(self) -> str:
-        if not self.in_turn_s:
-            return ""
         ratios = self.gain_ratios
         without_s = statistics.median(without_s for _, without_s in self.in_turn_s)
         text = (
             f"in turn with the step without a plan, {format_ms(without_s)}: {statistics.median(ratios):.3f} of its "
             f"time ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
         )
-        if sum(ratio <= 1 + _NOISE for ratio in ratios) <= 1:
+        if is_gain([1 / ratio for ratio in ratios]):
             text += (
                 "\nnote: the step is faster without this plan, so what was measured for it does not hold: measure "
                 "again with nothing else running, or train without --plan"
@@ -248,7 +232,7 @@ def _in_turn_s(
     options = {name: value for name, value in decisions.items() if name not in _PLANNING}
     unplanned = ARModel(program.context, workers, device_list=list(devices) or None, **options)
     batches = None if program.on_workers else program.batches
-    with unplanned.session(cluster) as other:
+    with unplanned.session(cluster.beside()) as other:
         step_s = statistics.median(timed_steps(other, batches, FIRST_RUNS + 1)[FIRST_RUNS:])
         steps = max(1, min(_STEPS_IN_TURN, int(_BUDGET_IN_TURN_S / (2 * ROUNDS * step_s))))
         return times_in_turn((session, other), batches, steps)

@@ -21,6 +21,7 @@ from caramel.cli.options import (
 from caramel.cli.pictures import with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
+from caramel.cli.results import compared
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program, next_command
 from caramel.errors import InputError
 from caramel.report.pictures import Pictures
@@ -128,26 +129,24 @@ def plan(
     if place.serves:
         place.serve(devices)
     written = [] if out is None else [out]
+    tried: TriedPlan | None = None
     if is_measured:
-        chosen = place.cluster(workers)
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)
-        tried = measured_plan(loaded, workers, chosen, devices, decisions, pictures.are_wanted, say)
+        tried = measured_plan(loaded, workers, place.cluster(workers), devices, decisions, pictures.are_wanted, say)
         made: ARModel | PlannedProgram = tried.armodel
-        if out is not None:
-            written += _save_measured(tried, out)
+        written += [] if out is None else _save_measured(tried, out)
     else:
         load_quietly()  # the program imports Keras if it needs it
         from caramel.cli.workflows import planned
 
-        tried = None
         loaded = loaded_program(program, arguments, workers)
         made = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
     finished = made.plan
-    explanations = [
-        wrapped_lines(finished.explain(name)) for name in explained
-    ]  # before files are written: a name may be unknown
+    explanations, unknown = _explanations(finished, explained)
+    if unknown is not None and tried is None:
+        raise unknown  # before files are written; what was measured is saved and shown first
     checked: Sequence[str] = ()
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
@@ -166,19 +165,29 @@ def plan(
         measured = {} if tried is None else tried.as_dict()
         statements = {"checked": list(checked)} if is_checked else {}
         print_json({**predicted.as_dict(), **measured, **statements})
-        return
-    written += [file for file in (timeline, report) if file is not None]
-    paragraphs = [
-        finished.table(),
-        "" if tried is None else str(tried),
-        "\n".join(f"checked: {statement}" for statement in checked),
-        *explanations,
-        "" if earlier is None else _compared(earlier.diff(finished), other),
-        f"written: {', '.join(written)}" if written else "",
-        "" if tried is None or tried.network is None or out is None else _of_so_many(workers),
-        "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
-    ]
-    click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+    else:
+        written += [file for file in (timeline, report) if file is not None]
+        paragraphs = [
+            finished.table(),
+            "" if tried is None else str(tried),
+            "\n".join(f"checked: {statement}" for statement in checked),
+            *explanations,
+            "" if earlier is None else compared(other, "this plan", earlier.diff(finished)),
+            f"written: {', '.join(written)}" if written else "",
+            "" if tried is None or tried.network is None or out is None else _of_so_many(workers),
+            "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
+        ]
+        click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+    if unknown is not None:
+        raise unknown
+
+
+def _explanations(finished: Plan, gradients: Sequence[str]) -> tuple[list[str], InputError | None]:
+    """Why gradients travel as they do; and the error of a name that the plan does not have, if there is one."""
+    try:
+        return [wrapped_lines(finished.explain(name)) for name in gradients], None
+    except InputError as error:
+        return [], error
 
 
 def _of_so_many(workers: int) -> str:
@@ -186,10 +195,6 @@ def _of_so_many(workers: int) -> str:
         f"note: the network that was written is known for {workers} workers: measure it for other numbers with caramel "
         "netbench --workers N"
     )
-
-
-def _compared(differences: str, other: str | None) -> str:
-    return f"{other} -> this plan:\n{differences}" if differences else f"no difference from {other}"
 
 
 def _refuse_predictions(timeline: str | None, as_json: bool, why: str) -> None:

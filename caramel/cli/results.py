@@ -52,6 +52,17 @@ class Results:
             print_json(self.values)
 
 
+def compared(before: str | None, after: str, differences: str) -> str:
+    """The differences between two plans, for people.
+
+    Args:
+        before: file of the first.
+        after: name of the second.
+        differences: see `caramel.Plan.diff`.
+    """
+    return f"{before} -> {after}:\n{differences}" if differences else f"no difference from {before}"
+
+
 def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:
     """Name and value of every array in a structure."""
     if isinstance(values, dict):

@@ -29,6 +29,9 @@ _SHARDINGS = ("shard_updates", "shard_embeddings")
 _EXCHANGE = ("outer_learning_rate", "outer_momentum")
 _PULLS = ("ordering", "pulls_in_flight")
 
+TRAVEL_OPTIONS = (*(name for name in _DECISIONS if name != "trace"), *_PULLS)
+"""Options that say how gradients and parameters travel."""
+
 DEFAULT_OUTER_LEARNING_RATE = 0.7
 """Of the exchange after local steps (DiLoCo, section 3.1)."""
 
@@ -126,7 +129,7 @@ class CompileOptions:
         elif given := self._given(*_EXCHANGE):
             raise InputError(f"{_as_arguments(given)} is of the exchange after some steps: give sync_every=, too")
         if self.servers is not None:
-            decisions = [name for name in _DECISIONS if name != "trace"]
+            decisions = [name for name in TRAVEL_OPTIONS if name not in _PULLS]
             others = self._given(*decisions, "analyzers", "algorithm", "depth", "wire", *_SHARDINGS)
             _refuse("servers", others, "gradients are pushed to servers, and not all-reduced")
         elif self.plan is None and (given := self._given(*_PULLS, "server_list")):

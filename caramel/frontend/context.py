@@ -43,6 +43,18 @@ from caramel.util.tables import fitted, preformatted, wrapped
 
 __all__ = ["Context", "capture"]
 
+_CHANGEABLE = [
+    "loss",
+    "train_op",
+    "loss_reduction",
+    "replicated",
+    "evaluation",
+    "evaluation_inputs",
+    "checkpoint",
+    "data",
+]
+"""Arguments of `capture` that are attributes of a Context, which may be set until they are used."""
+
 _MAX_CAPTURES = 12
 """Times that a step is traced, with more examples gathered each time, before it is refused."""
 
@@ -282,15 +294,14 @@ class Context:
                     break
                 self._gathers |= needed.gathers
                 del self._raw
-            except CaptureError as error:
-                refusal = refusal or error
-                if not self._gathers:
-                    raise refusal from None
+            except CaptureError:
+                if refusal is None:  # else it is in the way of another way, which was tried instead
+                    raise
                 break
         assert refusal is not None
         self._gathers = frozenset()
         vars(self).pop("_raw", None)
-        return self._with_data(assemble_divisible(self._raw, refusal))
+        return self._with_data(assemble_divisible(self._raw, self.examples_of_batch, refusal))
 
     def model_for(self, workers: int) -> Model:
         """The captured training step for some number of workers.
@@ -350,14 +361,14 @@ class Context:
         if examples is None or examples % parts:
             return None
         own = examples // parts
-        options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
-        options = replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint)
+        # Those that are attributes may have been changed since.
+        options = replace(self._options, **{name: getattr(self, name) for name in _CHANGEABLE})
         rows = examples if has_numbers else None, own
         return Context(self._program, self._specs, options, rows=rows, workers=workers)
 
     @cached_property
     def _model_alone(self) -> Model:
-        if "model" in vars(self):  # worked out already
+        if "model" in vars(self) and self.model.is_for_any_number:  # worked out already
             return self.model
         try:
             return self._with_data(assemble_alone(self._raw))

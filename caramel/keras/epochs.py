@@ -17,7 +17,7 @@ from caramel.runtime.session import Session
 from caramel.runtime.step_rate import StepTimes
 from caramel.runtime.step_result import StepResult
 from caramel.runtime.steps_per_execution import StepsInRun
-from caramel.util.arrays import array_of
+from caramel.util.arrays import array_of, same_values
 from caramel.util.user_warnings import warn_user
 
 
@@ -66,8 +66,7 @@ class ModelValues:
 
 def _are_equal(value: Any, known: Any) -> bool:
     """Whether a variable has a value, both as arrays or tensors; what is no number is equal to itself."""
-    first, second = array_of(value), array_of(known)
-    return np.array_equal(first, second, equal_nan=first.dtype != object)  # texts cannot be asked
+    return same_values(array_of(value), array_of(known))
 
 
 @dataclass

@@ -97,14 +97,14 @@ class FedBatches:
 
         Raises:
             EndOfData: the pass has no further batch.
-            DataError: the user's code that makes one fails.
+            DataError: an op of TensorFlow fails that makes one; an error of the user's own code is raised as it is.
         """
         taken = [self._next()]
         while len(taken) < most:
             taken[-1] = tuple(np.array(each) for each in taken[-1])  # its maker may write the next one into it
             try:
                 taken.append(self._next())
-            except (DataError, EndOfData) as error:
+            except Exception as error:  # also of the user's code, which makes them
                 self._batches = _raising(error)  # when those before it are done
                 break
         if len(taken) == most:

@@ -30,7 +30,6 @@ from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, whole_number
 from caramel.util.progress import progress_over
-from caramel.util.ranges import balanced
 from caramel.util.units import format_ms
 
 DEFAULT_RUNS = 10
@@ -274,8 +273,9 @@ def _batch_of_workers(computation: DistributedModel, batch: Sequence[Any]) -> Se
     arrays = bound_arrays(feeds, batch, {}, model.unused_inputs, order)
     for feed in feeds:
         if feed.split and feed.name in arrays:
-            parts = balanced(len(arrays[feed.name]), job)[:workers]
-            arrays[feed.name] = arrays[feed.name][: sum(size for _, size in parts)]
+            array = arrays[feed.name]
+            slices = computation.signature.dealing.of_first(len(array), workers, job)
+            arrays[feed.name] = np.concatenate([array[rows] for rows in slices])
     return (arrays,)
 
 

@@ -74,6 +74,7 @@ def make_signature(emission: Emission) -> Signature:
         data=None if pipeline is None else data_signature(pipeline, plan.workers),
         reported=model.reported or model.reduction.kind,
         dealing=model.dealing,
+        dealt_outputs=model.dealt_outputs,
         sync_every=0 if local is None else local.sync_every,
         anchor="" if local is None else ANCHOR,
         restore_momentum="" if local is None else RESTORE_MOMENTUM,

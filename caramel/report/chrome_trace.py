@@ -83,11 +83,12 @@ def trace_events(plan: Plan | None, timelines: Sequence[StepTimeline], most_byte
     head = _head(plan, timelines)
     if len(json.dumps(head)) > most_bytes // 4:
         del head["transfers"]
+    workers = 1 + max((lanes.rank for timeline in timelines for lanes in timeline.workers), default=-1)
     step_s = max(timeline.iteration_s for timeline in timelines)
     least_s = 0.0
     while True:
         if _LEAST_EVENT_BYTES * sum(map(_count, timelines)) <= most_bytes or least_s > step_s:
-            events = [event for timeline in timelines for event in _events(timeline, details)]
+            events = [event for timeline in timelines for event in _events(timeline, workers, details)]
             text = _text(events, {**head, "bars shorter than this are joined [ms]": _milliseconds(least_s)})
             if len(text) <= most_bytes or least_s > step_s:
                 return text
@@ -132,14 +133,14 @@ def _details(plan: Plan, number: int) -> dict[str, Any]:
     return {name: value for name, value in details.items() if value is not None}
 
 
-def _events(timeline: StepTimeline, details: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The events of a step: a process for each worker and server, and threads for its lanes."""
-    named = [
-        *((f"worker {lanes.rank}", lanes) for lanes in timeline.workers),
-        *((f"server {lanes.rank}", lanes) for lanes in timeline.servers),
-    ]
-    for process, (name, lanes) in enumerate(named, start=1):  # viewers take process 0 and thread 0 for idle processors
-        yield from _process_events(process, name, lanes, timeline.source, details)
+def _events(timeline: StepTimeline, workers: int, details: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The events of a step: a process for each worker and server, the same in all timelines, and threads for lanes."""
+    first = 1  # viewers take process 0 and thread 0 for idle processors
+    for lanes in timeline.workers:
+        yield from _process_events(first + lanes.rank, f"worker {lanes.rank}", lanes, timeline.source, details)
+    for lanes in timeline.servers:
+        number = first + workers + lanes.rank
+        yield from _process_events(number, f"server {lanes.rank}", lanes, timeline.source, details)
 
 
 def _process_events(

@@ -174,20 +174,24 @@ def notes(report: Report) -> list[tuple[str, str]]:
 
 def _outside_interval(report: Report) -> float | None:
     """Measured seconds of a step that the prediction does not hold for; it says nothing of steps that are one run."""
-    record, prediction = report.record, report.plan.prediction
-    if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
-        return None
-    rest_s = without_long_wait_s(record.median_step_s, record.data_wait_s)
-    return None if prediction.holds(rest_s) else rest_s
+    prediction, rest_s = report.plan.prediction, _comparable_s(report)
+    return None if prediction is None or rest_s is None or prediction.holds(rest_s) else rest_s
 
 
 def _below_bound(report: Report) -> float | None:
     """Measured seconds of a step that is shorter than the lower bound of the prediction; None for any other."""
-    record, prediction = report.record, report.plan.prediction
-    if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
+    prediction, rest_s = report.plan.prediction, _comparable_s(report)
+    if prediction is None or rest_s is None or not prediction.has_bound:
         return None
-    is_below = prediction.has_bound and record.median_step_s < prediction.lower_bound_s
-    return record.median_step_s if is_below else None
+    return rest_s if rest_s < prediction.lower_bound_s else None
+
+
+def _comparable_s(report: Report) -> float | None:
+    """Measured seconds of a step, without a long wait for data; None where steps are one run, or none was measured."""
+    record = report.record
+    if record is None or record.median_step_s is None or record.steps_in_run > 1:
+        return None
+    return without_long_wait_s(record.median_step_s, record.data_wait_s)
 
 
 def versions(report: Report) -> list[tuple[str, str]]:

@@ -119,6 +119,7 @@ class StepProfile:
         return min(known)[1] if len(known) > 1 else None
 
 
+_TIMES = ("step_s", "compute_s", "communication_s", "both_s", "idle_s")
 _MEASURES = ("rho", "alpha", "utilisation", "efficiency", "speedup", "straggler_effect")
 
 
@@ -155,8 +156,8 @@ class Profile:
         Raises:
             InputError: there is no such measure.
         """
-        if measure not in (*_MEASURES, "step_s", "compute_s", "communication_s", "both_s", "idle_s"):
-            raise InputError(f"there is no measure {measure!r}; there are step_s, compute_s, {', '.join(_MEASURES)}")
+        if measure not in (*_TIMES, *_MEASURES):
+            raise InputError(f"there is no measure {measure!r}; there are {', '.join((*_TIMES, *_MEASURES))}")
         values = [value for step in self.steps if (value := getattr(step, measure)) is not None]
         return statistics.median(values) if values else None
 
@@ -168,9 +169,8 @@ class Profile:
 
     def as_dict(self) -> Mapping[str, Any]:
         """The medians, and those of each worker, by name; seconds, and fractions; None for what is not known."""
-        names = ("step_s", "compute_s", "communication_s", "both_s", "idle_s", *_MEASURES)
         return {
-            **{name: self.median(name) for name in names},
+            **{name: self.median(name) for name in (*_TIMES, *_MEASURES)},
             "straggler": self.straggler,
             "steps": len(self.steps),
             "plain_step_s": statistics.median(self.plain_steps_s) if self.plain_steps_s else None,

@@ -208,7 +208,7 @@ def warn_of_idle_workers(batch: Batch) -> None:
         batch: the first batch; a last one may have few.
     """
     examples, workers = sum(batch.shares), len(batch.shares)
-    if 0 < examples < workers:
+    if examples and 0 in batch.shares:
         _logger.warning(
             "the first batch has %d example%s for %d workers: %d of them compute in vain in each such step",
             examples,

@@ -23,7 +23,8 @@ class StepResult:
         worker_losses: loss of each worker.
         examples: number of examples in the step (0 where no input is split).
         worker_examples: number of examples of each worker.
-        outputs: further results of the step function: the values of each worker, by name.
+        outputs: further results of the step function: the values of each worker, by name. Where examples have entries
+            of their own, these are one after the other as in the batch.
 
     Examples:
         >>> import tensorflow as tf
@@ -78,6 +79,8 @@ def step_results(
         own = values[number * fetched : (number + 1) * fetched]
         losses = tuple(float(np.sum(np.asarray(value).real, dtype=np.float64)) for value in own[:workers])
         outputs = {name: tuple(own[n * workers : (n + 1) * workers]) for n, name in enumerate(names, 1)}
+        for name, axis in signature.dealt_outputs:
+            outputs[name] = signature.dealing.in_order(outputs[name], batch.shares, axis)
         loss = combined_value(losses, batch.shares, signature.reported)
         results.append(StepResult(steps_before + number + 1, loss, losses, sum(batch.shares), batch.shares, outputs))
     return results

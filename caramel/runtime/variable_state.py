@@ -31,6 +31,7 @@ from caramel.modifiers.save_restore import (
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
 from caramel.util.arguments import shown
+from caramel.util.arrays import same_values
 from caramel.util.interrupts import Interrupts
 from caramel.util.temporary import no_room, temporary_directory
 from caramel.util.text_files import path_text
@@ -118,7 +119,7 @@ class VariableState:
         with _temporary_prefix() as prefix:
             self._write(prefix, steps)
             for name, present in checkpoint.each_value(prefix, tuple(values), self._model.variables):
-                if np.array_equal(present, values[name], equal_nan=present.dtype.kind == "f"):
+                if same_values(present, values[name]):
                     continue
                 if name in trained:
                     return None
@@ -219,7 +220,7 @@ class VariableState:
         checkpoint.check_fits(local_prefix, checkpoint.open_checkpoint(local_prefix), saved_variables)
         written = checkpoint.read_values(local_prefix, [v.name for v in saved_variables])
         shared = [v.name for v in saved_variables if not v.kind.is_local]
-        if not all(np.array_equal(written[name], values[name], equal_nan=True) for name in shared):
+        if not all(same_values(written[name], values[name]) for name in shared):
             return None
         return {v.name: written[v.name] for v in saved_variables if v.kind.is_local}
 

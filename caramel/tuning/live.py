@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from caramel.armodel import ARModel
-from caramel.compiler.options import OPTION_NAMES, CompileOptions
+from caramel.compiler.options import OPTION_NAMES, TRAVEL_OPTIONS, CompileOptions
 from caramel.errors import CaramelError, InputError, in_one_line, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.measure.in_turn import times_in_turn
+from caramel.measure.in_turn import is_gain, times_in_turn
 from caramel.measure.timed_steps import Batches, as_batches, timed_steps
 from caramel.measure.trace_file import as_trace
 from caramel.plan import OWNERS, Plan
@@ -31,14 +31,8 @@ MOST_TRIALS, STEPS = 20, 10
 _LARGEST_SEED = 2**32 - 1
 """That of NumPy's generators, by which the search draws."""
 
-_LEAST_GAIN = 0.01
-"""Part of a step that the best trial has to save in these rounds; less is noise (our choice)."""
-
-_DECIDED = (
-    *("analyzers", "policy", "serialization", "batching", "scheduling", "postponed", "plan", "sync_every"),
-    *("ordering", "pulls_in_flight"),
-)
-"""Options that say how gradients and parameters travel."""
+_DECIDED = (*TRAVEL_OPTIONS, "analyzers", "plan", "sync_every")
+"""Options in whose place trials decide."""
 
 _MOST_PROPOSALS = 3
 """Number of proposals for each trial: some give plans that were tried already."""
@@ -303,15 +297,6 @@ class _Search:
         return limits, self._models[limits][1]
 
 
-def is_gain(ratios: Sequence[float]) -> bool:
-    """Whether a plan is faster than another beyond noise: by more than 1 % in the median, and in all rounds but one.
-
-    Args:
-        ratios: its time over that of the other, in each round.
-    """
-    return statistics.median(ratios) < 1 - _LEAST_GAIN and sum(ratio >= 1 for ratio in ratios) <= 1
-
-
 def _decisions(plan: Plan) -> tuple[Any, ...]:
     """What a plan has the graph do."""
     transfers = tuple(replace(t, reason="", predicted_s=None) for t in plan.transfers)
@@ -331,7 +316,7 @@ def _in_turn(
     model: ARModel, other: ARModel, cluster: Cluster, batches: Batches | None, steps: int
 ) -> tuple[float, ...]:
     """Time of one model over that of another, in rounds of both."""
-    with model.session(cluster) as first, other.session(cluster) as second:
+    with model.session(cluster) as first, other.session(cluster.beside()) as second:
         for session in (first, second):
             timed_steps(session, batches, FIRST_RUNS)
         return tuple(own_s / other_s for own_s, other_s in times_in_turn((first, second), batches, steps))

@@ -105,9 +105,12 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4, servers=None))
 
     def said(step_s, cluster):
-        return str(
-            TriedPlan(armodel, None, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster)
+        text = str(
+            TriedPlan(
+                armodel, None, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster, [(1, 1)]
+            )
         )
+        return text[: text.index("\nin turn with")]
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
     assert said(1.05, caramel.InProcess()).endswith(
@@ -128,7 +131,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
 
 @pytest.mark.parametrize(
     "with_s, is_slower",
-    [((0.9, 0.95, 1.2, 0.9, 0.9), False), ((1.0,) * 5, False), ((1.1, 1.05, 1.01, 1.2, 1.04), True)],
+    [((0.9, 0.95, 1.2, 0.9, 0.9), False), ((1.0,) * 5, False), ((1.1, 1.05, 0.99, 1.2, 1.04), True)],
 )
 def test_beside_the_step_without_a_plan(with_s, is_slower):
     from types import SimpleNamespace
@@ -154,6 +157,15 @@ def test_a_program_file_with_a_known_network(a_short_look, write, tmp_path):
     figures = json.loads(said.stdout)
     assert not a_short_look and figures["measured_step_s"] > 0 and figures["predicted_iteration_s"] > 0
     assert figures["unplanned_step_s"] > 0 and len(figures["ratios_to_unplanned"]) == 5
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_kept_where_a_gradient_is_not_known(a_short_look, write, tmp_path):
+    file = tmp_path / "plan.json"
+    options = ["--workers", "2", "--measure", "--cluster", "in-process", "--explain", "nothing", "--out", str(file)]
+    result = CliRunner().invoke(main, ["plan", f"{write(STEP)}:build", *options])
+    assert result.exit_code == 1 and "the plan has no gradient 'nothing'" in result.output
+    assert "in turn with the step without a plan" in result.output and caramel.Plan.load(file).prediction is not None
 
 
 @pytest.mark.soak

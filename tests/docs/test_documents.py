@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import caramel.errors
+from caramel.cli.main import COMMANDS
 from caramel.frontend import program_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,3 +191,15 @@ def test_examples_are_executed():
     assert not [
         name_of(page) for page, text in texts.items() if not all(">>>" in block for block in blocks.findall(text))
     ]
+
+
+def test_the_readme_has_every_command():
+    rows = re.findall(r"^\| `caramel (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(command.name for command in COMMANDS)
+
+
+def test_the_table_of_rules_has_every_file():
+    folder = ROOT / "caramel" / "frontend" / "batch"
+    table = (folder / "__init__.py").read_text().split("=\n")[2]
+    listed = set(re.findall(r"^(\w+) ", table, re.MULTILINE)) | {"reshape"}  # which is named beside another
+    assert listed == {path.stem for path in folder.glob("*.py")} - {"__init__"}

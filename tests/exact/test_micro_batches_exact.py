@@ -8,7 +8,7 @@ import tensorflow as tf
 from exact_common import in_process
 
 import caramel
-from caramel.dealing import Dealing
+from caramel.dealing import WHOLE, Dealing
 
 SPECS = [tf.TensorSpec([None, 3], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
 RNG = np.random.default_rng(0)
@@ -276,6 +276,225 @@ def test_on_parameter_servers(servers):
     np.testing.assert_allclose(got, losses)
     for name, value in exact_steps.values_of(program).items():
         np.testing.assert_allclose(value, want[name], err_msg=name)
+
+
+def halves_of_all(w, seen, x, y):
+    """Two halves in a loop, and all rows."""
+    size, total = tf.shape(x)[0] // 2, tf.zeros_like(w)
+    for i in tf.range(2):
+        end = (i + 1) * size
+        _, gradient = of_a_micro_batch(w, x[i * size : end], y[i * size : end])
+        total += gradient
+    loss, gradient = of_a_micro_batch(w, x, y)
+    w.assign_sub(0.1 * (total + gradient))
+    seen.assign_add([1.0, 1.0])
+    return loss
+
+
+@pytest.mark.parametrize("step_of, rows", [(in_a_loop_over_an_axis, 9), (halves_of_all, 13)])
+def test_one_worker_takes_any_batch(step_of, rows):
+    """Also where several were asked for before: there is nothing to deal."""
+    make, fed = program_of(step_of), batches(rows)
+    losses, want = exact_steps.alone(make, fed)
+    program, context = exact_steps.captured(make)
+    caramel.ARModel(context, 2)
+    with caramel.ARModel(context, 1).session(in_process()) as session:
+        np.testing.assert_allclose([session.step(*batch).loss for batch in fed], losses)
+        session.write_back()
+    for name, value in exact_steps.values_of(program).items():
+        np.testing.assert_allclose(value, want[name], err_msg=name)
+
+
+def test_a_step_that_needs_all_rows_needs_whole_micro_batches():
+    make = program_of(halves_of_all)
+    exact_steps.check(make, batches(8, 14), [2, 3])
+    _, context = exact_steps.captured(make)
+    with (
+        caramel.ARModel(context, 2).session(in_process()) as session,
+        pytest.raises(caramel.InputError, match="a batch has 13 examples: .* a multiple of 2"),
+    ):
+        session.step(*batches(13)[0])
+
+
+def test_a_fixed_batch_that_cannot_be_cut():
+    """It is refused when it is captured, and not in each step."""
+    w, seen = tf.Variable(WEIGHTS), tf.Variable(np.zeros(2), trainable=False)
+
+    def step(x, y):
+        return halves_of_all(w, seen, x, y)
+
+    specs = [tf.TensorSpec([13, 3], tf.float64), tf.TensorSpec([13], tf.float64)]
+    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
+        caramel.ARModel(caramel.capture(step, specs), 2)
+
+
+def test_a_trace_of_one_worker_of_a_job():
+    """It has the rows that this worker has in training."""
+    _, context = exact_steps.captured(program_of(in_a_loop))
+    trace = caramel.trace(context, *batches(33)[0], workers=2, workers_on_host=1, runs=1, steps=1)
+    assert trace.examples == 18  # of 11 rows in each of three micro-batches the first worker has 6
+
+
+def test_complex_constants():
+    """They are no numbers of micro-batches, and no reason to fail."""
+    w = tf.Variable([1.0, 2.0, 3.0])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(tf.math.abs(x / tf.constant(2j, tf.complex64)), w) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 3], tf.complex64)], loss_reduction="mean")
+    assert context.model.dealing == WHOLE
+
+
+MATRIX = [tf.TensorSpec([None, None], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
+
+
+def square_program(step_of):
+    def make():
+        b = tf.Variable(np.float64(0.3), name="b")
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = step_of(b, x, y)
+            b.assign_sub(0.01 * tape.gradient(loss, b))
+            return loss
+
+        return exact_steps.Program(step, MATRIX, {"b": b})
+
+    return make
+
+
+def corner(b, x, y):
+    n = tf.shape(x)[0]
+    return tf.reduce_mean((tf.reduce_sum(x[:n, :n], 1) * b - y) ** 2)
+
+
+def corner_by_slice(b, x, y):
+    n = tf.shape(x)[0]
+    return tf.reduce_mean((tf.reduce_sum(tf.slice(x, [0, 0], [n, n]), 1) * b - y) ** 2)
+
+
+def last_of_as_many(b, x, y):
+    n = tf.shape(x)[0]
+    return tf.reduce_mean((x[0:n, n - 1] * b - y) ** 2)
+
+
+def blocks(b, x, y):
+    losses, size = [], size_of(x)
+    for i in range(K):
+        rows = slice(i * size, (i + 1) * size)
+        losses.append(tf.reduce_mean((tf.reduce_sum(x[rows, rows], 1) * b - y[rows]) ** 2))
+    return tf.add_n(losses)
+
+
+@pytest.mark.parametrize("step_of", [corner, corner_by_slice, last_of_as_many, blocks])
+def test_columns_by_the_number_of_rows(step_of):
+    """There are as many as the batch has rows, and not as many as a worker has."""
+    fed = [(RNG.normal(size=(n, n)), RNG.normal(size=n)) for n in (12, 9)]
+    exact_steps.check(square_program(step_of), fed, [2, 3])
+
+
+def test_blocks_in_a_loop_are_refused():
+    def in_a_loop(b, x, y):
+        loss, size = tf.constant(0.0, tf.float64), size_of(x)
+        for i in tf.range(K):
+            rows = slice(i * size, (i + 1) * size)
+            loss += tf.reduce_mean((tf.reduce_sum(x[rows, rows], 1) * b - y[rows]) ** 2)
+        return loss
+
+    with pytest.raises(caramel.CaptureError, match="bounds that are not constant"):
+        exact_steps.captured_once(square_program(in_a_loop))
+
+
+def test_rounds_beyond_the_last_micro_batch_are_refused():
+    """Their slices are empty, or have what is left over."""
+
+    def step_of(w, seen, x, y):
+        size, total, losses = size_of(x), tf.zeros_like(w), tf.constant(0.0, tf.float64)
+        for i in tf.range(K + 1):
+            loss, gradient = of_a_micro_batch(w, x[i * size : (i + 1) * size], y[i * size : (i + 1) * size])
+            total += gradient
+            losses += loss
+        w.assign_sub(0.1 * total)
+        return losses
+
+    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
+        exact_steps.captured_once(program_of(step_of))
+
+
+@pytest.mark.parametrize("reduce, scale", [(tf.reduce_sum, -1), (tf.reduce_mean, 1)])
+@pytest.mark.parametrize("cut", [lambda x: tf.split(x, 2), lambda x: [x, x]], ids=["parts", "whole"])
+def test_gradients_scaled_by_a_fixed_number_of_rows(cut, reduce, scale):
+    """The number is another one on a worker, so that its gradients are no sums that are scaled alike."""
+
+    def make():
+        w = tf.Variable(WEIGHTS, name="w")
+
+        def step(x, y):
+            total, rows = tf.zeros_like(w), cut(x)[0].shape[0]
+            for own_x, own_y in zip(cut(x), cut(y)):
+                with tf.GradientTape() as tape:
+                    loss = reduce((tf.linalg.matvec(own_x, w) - own_y) ** 2)
+                total += tape.gradient(loss, w) * rows**scale
+            w.assign_sub(0.01 * total)
+            return loss
+
+        specs = [tf.TensorSpec([24, 3], tf.float64, "x"), tf.TensorSpec([24], tf.float64, "y")]
+        return exact_steps.Program(step, specs, {"w": w})
+
+    fed = batches(24, 24)
+    _, want = exact_steps.alone(make, fed)
+    for workers in (2, 3):
+        program, context = exact_steps.captured(make)
+        _, got, _ = exact_steps.distributed(program, context, fed, workers)
+        np.testing.assert_allclose(got["w"], want["w"])
+
+
+def giving_all(w, x, y):
+    """Results of all rows beside micro-batches."""
+    first = parts(x)[0]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((tf.linalg.matvec(first, w) - parts(y)[0]) ** 2)
+    predicted = tf.linalg.matvec(x, w)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+    return {"loss": loss, "predicted": predicted, "columns": tf.transpose(x), "rows": tf.shape(x)[0]}
+
+
+@pytest.mark.parametrize("rows", [24, 15, 6])
+def test_results_of_all_rows_are_in_their_order(rows):
+    fed, w = batches(rows)[0], tf.Variable(WEIGHTS)
+    want = giving_all(tf.Variable(WEIGHTS), *fed)
+    context = caramel.capture(lambda x, y: giving_all(w, x, y), SPECS)
+    with caramel.ARModel(context, 3).session(in_process()) as session:
+        result = session.step(*fed)
+    assert context.model.dealing.micro_batches == K
+    shares = result.worker_examples
+    assert [len(part) for part in result.outputs["predicted"] if len(part)] == [s or K for s in shares]
+    own = [rank for rank, share in enumerate(shares) if share]
+    for name, axis in (("predicted", 0), ("columns", 1)):
+        got = np.concatenate([result.outputs[name][rank] for rank in own], axis)
+        np.testing.assert_allclose(got, want[name], err_msg=name)
+    assert sum(int(result.outputs["rows"][rank]) for rank in own) == rows
+
+
+def test_what_reads_all_rows_leaves_none_over():
+    def with_the_number(w, seen, x, y):
+        loss = in_a_loop(w, seen, x, y)
+        seen.assign_add(tf.stack([tf.cast(tf.shape(x)[0], tf.float64), 0.0]))
+        return loss
+
+    def with_rows(w, seen, x, y):
+        loss = in_a_loop(w, seen, x, y)
+        seen.assign_add([tf.reduce_sum(x), 0.0])
+        return loss
+
+    for step_of in (with_the_number, with_rows):
+        make = program_of(step_of)
+        exact_steps.check(make, batches(9, 15), [2, 4])
+        assert exact_steps.captured_once(make)[1].model.dealing == Dealing(K)
 
 
 def test_results_of_a_micro_batch():

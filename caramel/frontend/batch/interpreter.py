@@ -30,6 +30,7 @@ from caramel.frontend.batch.domain import (
     is_everywhere,
     is_invariant,
 )
+from caramel.frontend.batch.micro_batches import of_micro_batches
 from caramel.frontend.batch.op import Op
 from caramel.frontend.batch.tensor_gradients import TensorGradient, gradient_by_tensor, tensor_gradients
 from caramel.graph import ops
@@ -76,13 +77,24 @@ class FunctionBodies:
         row_constants: values of constants that follow from the number of examples, by (function, node); None where it
             is not known which do.
         differentiated: values of what is differentiated in bodies of loops, by (loop, tensor in its body).
+        is_complete: whether all nodes of functions are interpreted, and not only what goes into their results.
+        remainder_readers: names of the nodes, as far as they were interpreted, that read something of the rows that no
+            micro-batch has, or of their number.
 
     Args:
         graph: nodes, with the library of the functions that they call.
         row_constants: see the attributes.
+        is_complete: see the attributes.
     """
 
-    def __init__(self, graph: Graph, row_constants: Mapping[tuple[str, str], Value] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        row_constants: Mapping[tuple[str, str], Value] | None = None,
+        is_complete: bool = False,
+    ) -> None:
+        self.is_complete = is_complete
+        self.remainder_readers: list[str] = []
         self.library = Library(graph)
         self.row_constants = row_constants
         self.differentiated: dict[tuple[str, str], Value] = {}
@@ -154,6 +166,19 @@ class Analysis:
                     self._values[current] = self._of(self._graph[current])
         outputs = self._values[name]
         return outputs[index]
+
+    def complete(self) -> None:
+        """Interpret all nodes."""
+        for name in self._graph.order:
+            if name not in self._values:
+                self._values[name] = self._of(self._graph[name])
+
+    def remainder_readers(self) -> Sequence[str]:
+        """See `FunctionBodies`; of the whole graph, with what is assumed now."""
+        self._bodies.remainder_readers.clear()
+        self._values.clear()
+        self.complete()
+        return tuple(self._bodies.remainder_readers)
 
     @property
     def differentiated(self) -> Mapping[tuple[str, str], Value]:
@@ -238,7 +263,10 @@ class Analysis:
                 self._bodies.row_constants is not None,
             )
         )
-        return outcome if isinstance(outcome, Sequence) else [outcome] * outputs
+        values = outcome if isinstance(outcome, Sequence) else [outcome] * outputs
+        if any(isinstance(v, Unknown) for v in values) and any(isinstance(v, MicroBatches) for v in inputs):
+            self._bodies.remainder_readers.append(node.name)
+        return values
 
     def _by_rules(self, op: Op) -> Value | Sequence[Value]:
         kind = op.node.op
@@ -252,6 +280,8 @@ class Analysis:
             return self._loop(op)
         if ops.is_call(op.node):
             return self._branches(op)
+        if kind != "Merge" and any(isinstance(v, MicroBatches) for v in op.inputs):
+            return self._of_micro_batches(op)
         if kind in rules.PARTIAL_OPS:
             return rules.ALL_RULES[kind](op)
         if kind == "Minimum" and (bound := elementwise.bound_of(op)) is not None:
@@ -261,8 +291,7 @@ class Analysis:
         if kind == "Merge":
             return self._merge(op)
         if (reader := rules.reader_of(op)) is not None:
-            read = reader(op)
-            return self._of_each_row(op) or read if isinstance(read, Unknown) else read
+            return reader(op)
         if kind in rules.ON_SHAPES_AND_LISTS:
             return rules.ALL_RULES[kind](op)
         if kind in sizes.SIZE_RULES and all(isinstance(v, Independent) for v in op.inputs):
@@ -279,8 +308,13 @@ class Analysis:
             return rules.ALL_RULES[kind](op)
         return op.unknown("is not known to treat each example by itself", unmodelled=True)
 
+    def _of_micro_batches(self, op: Op) -> Value | Sequence[Value]:
+        """The values of an op that reads a batch of micro-batches and a remainder."""
+        value = of_micro_batches(op)
+        return self._of_each_row(op) or value if isinstance(value, Unknown) else value
+
     def _of_each_row(self, op: Op) -> Value | None:
-        """The value of an op that computes something of each row of a batch of micro-batches; else None."""
+        """The value of an op that computes something of each row of such a batch; else None."""
         counts = {v.count for v in op.inputs if isinstance(v, MicroBatches) and v.facet is Facet.VALUES}
         if len(counts) != 1 or any(isinstance(v, MicroBatches) and v.facet is not Facet.VALUES for v in op.inputs):
             return None
@@ -426,6 +460,8 @@ class Analysis:
         analysis = Analysis(
             self._bodies.graph(name, shapes), self._bodies, argument_values, argument_constants, name, below
         )
+        if self._bodies.is_complete:
+            analysis.complete()
         op.notes.update(analysis.notes_behind(body.results))
         for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
             self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)

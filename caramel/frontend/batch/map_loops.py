@@ -68,7 +68,8 @@ def limits(condition: Body, body: Body, loop: Op) -> dict[int, int]:
             continue
         if place is None:
             constant = _behind(condition, limit)
-            number = int(tf.make_ndarray(constant.attr["value"].tensor)) if constant.op == "Const" else None
+            limits_it = constant.op == "Const" and tf.as_dtype(constant.attr["dtype"].type).is_integer
+            number = int(tf.make_ndarray(constant.attr["value"].tensor)) if limits_it else None
         else:
             number = loop.integer(place) if body.argument_of(body.results[place]) == place else None
         first = loop.integer(position)

@@ -1,7 +1,7 @@
 """Batches that a step cuts into equal micro-batches, one after the other.
 
 A worker's part of such a batch is its part of each micro-batch, so that it can cut that as the step does; see
-`caramel.data.dealing`. In the analysis an example is then one row of each micro-batch, and B their number in one: the
+`caramel.dealing`. In the analysis an example is then one row of each micro-batch, and B their number in one: the
 batch has K batches of B entries along its axis (`Examples`, whose ``before`` is K), of which the step takes some. Where
 B is what K leaves of any number of rows (``n // K``), a remainder stays that no micro-batch has.
 """
@@ -41,6 +41,9 @@ _SHAPES = ops.op_names("Shape ShapeN Size")
 
 _ON_SIZES = ops.op_names("Identity Cast StridedSlice GatherV2 Squeeze Reshape Pack Unpack")
 """Ops between a shape and a size out of it."""
+
+_NUMBERS = ("float", "int", "uint")
+"""Beginnings of the names of the dtypes in which a number of micro-batches may stand."""
 
 _MOST_BETWEEN = 8
 """Number of ops between a shape and a size out of it."""
@@ -161,9 +164,9 @@ def _numbers(nodes: Graph, text: str) -> Iterator[int]:
     node = _behind(nodes, text)
     if node.op == "Cast":
         node = _behind(nodes, data_texts(node)[0])
-    if node.op == "Const" and ops.dtype_name(node.attr["dtype"].type) != "string":
+    if node.op == "Const" and ops.dtype_name(node.attr["dtype"].type).startswith(_NUMBERS):
         numbers = tf.make_ndarray(node.attr["value"].tensor).ravel().tolist()
-        yield from (int(n) for n in numbers if n == n and abs(n) < _MOST_MICRO_BATCHES + 1 and n == int(n))
+        yield from (int(n) for n in numbers if abs(n) <= _MOST_MICRO_BATCHES and n == int(n))
 
 
 def _behind(nodes: Graph, text: str) -> NodeDef:

@@ -11,7 +11,6 @@ from caramel.frontend.batch import (
     gathers,
     layers,
     layout,
-    micro_batches,
     partitions,
     permutations,
     places,
@@ -26,7 +25,6 @@ from caramel.frontend.batch.domain import (
     Coordinates,
     Entries,
     Followed,
-    MicroBatches,
     Offsets,
     Order,
     Permutation,
@@ -86,7 +84,6 @@ _READERS: Mapping[type, Rule] = {
     Entries: samplers.of_entries,
     Tokens: ragged.of_tokens,
     Followed: samplers.of_followed,
-    MicroBatches: micro_batches.of_micro_batches,
 }
 """Rules of all ops that read a value of a kind that few ops may read, by the kind, whatever stands beside it."""
 

@@ -89,11 +89,29 @@ def micro_batches_taken(op: Op, count: int, has_remainder: bool) -> Examples | N
         count: number of micro-batches.
         has_remainder: whether further entries may follow.
     """
-    if op.node.op == "StridedSlice":
-        return _of_strided_slice(op, count, has_remainder)
-    if op.node.op == "Slice":
-        return _of_slice(op, count, has_remainder)
-    return None
+    if op.node.op not in ("StridedSlice", "Slice") or not _is_fixed_elsewhere(op):
+        return None
+    return _of_slice(op, count) if op.node.op == "Slice" else _of_strided_slice(op, count, has_remainder)
+
+
+def _is_fixed_elsewhere(op: Op) -> bool:
+    """Whether what a slice takes along the other axes does not depend on the batch, nor on its size."""
+    for position in range(1, len(op.inputs)):
+        value = op.inputs[position]
+        if is_invariant(value):
+            continue
+        length = op.shape(position)
+        if length is None or length[0] is None or position == 3:
+            return False
+        for entry in range(1, length[0]):
+            if isinstance(value, Independent) and value.sizes is not None:
+                is_fixed = value.sizes[entry].power == 0
+            else:
+                text = op.entry_of(position, entry)
+                is_fixed = text is not None and is_invariant(op.value_of(text))
+            if not is_fixed:
+                return False
+    return True
 
 
 def _of_strided_slice(op: Op, count: int, has_remainder: bool) -> Examples | None:
@@ -102,32 +120,31 @@ def _of_strided_slice(op: Op, count: int, has_remainder: bool) -> Examples | Non
     if not length or not length[0] or not strides or strides[0] != 1 or masks["ellipsis"] or masks["new_axis"]:
         return None
     axis = sliced_axis(op, 0, length[0], (op.integers(1), op.integers(2), strides), takes_part=True)
-    begin = Size(Fraction(0)) if masks["begin"] else _first_size(op, 1)
-    end = Size(Fraction(count), Fraction(1)) if masks["end"] and not has_remainder else _first_size(op, 2)
     if axis is None or (masks["end"] and has_remainder):
         return None
+    begin = Size(Fraction(0)) if masks["begin"] else _first_size(op, 1)
+    end = Size(Fraction(count), Fraction(1)) if masks["end"] else _first_size(op, 2)
     if begin is not None and end is not None:
-        first, last = (_place(size, count, has_remainder) for size in (begin, end))
-        return _between(axis, first, last, count)
+        return _between(axis, _place(begin, count, has_remainder), _place(end, count, has_remainder), count)
     if masks["begin"] or masks["end"]:
         return None
-    texts = op.entry_of(1, 0), op.entry_of(2, 0)
-    if texts[0] is None or texts[1] is None or not _is_one_further(op, texts[0], texts[1]):
+    first, last = op.entry_of(1, 0), op.entry_of(2, 0)
+    number = None if first is None else _counted(op, first, count)
+    if first is None or last is None or number is None or not _is_one_further(op, first, number, last):
         return None
-    return Examples(axis) if not has_remainder or _is_below(op, texts[0], count) else None
+    return Examples(axis)
 
 
-def _of_slice(op: Op, count: int, has_remainder: bool) -> Examples | None:
+def _of_slice(op: Op, count: int) -> Examples | None:
     begin, size = _first_size(op, 1), _first_size(op, 2)
     if size is None or size.power != 1 or size.coefficient is None:
         return None
     if begin is not None:
-        first = _place(begin, count, has_remainder)
+        first = _place(begin, count, has_remainder=True)
         return None if first is None else _between(0, first, first + size.coefficient, count)
     text = op.entry_of(1, 0)
-    if text is None or size != BATCH_SIZE or not _is_multiple(op, text):
-        return None
-    return Examples(0) if not has_remainder or _is_below(op, text, count) else None
+    is_one = size == BATCH_SIZE and text is not None and _counted(op, text, count) is not None
+    return Examples(0) if is_one else None
 
 
 def _between(axis: int, first: Fraction | None, last: Fraction | None, count: int) -> Examples | None:
@@ -158,16 +175,22 @@ def _first_size(op: Op, position: int) -> Size | None:
     return entry.sizes[0] if isinstance(entry, Independent) and entry.sizes else None
 
 
-def _is_multiple(op: Op, text: str) -> bool:
-    """Whether a place is at the beginning of a micro-batch, or beyond: a whole multiple of their size."""
-    value = op.value_of(text)  # a whole number, so what it multiplies the size by is one
-    return isinstance(value, Independent) and value.power == 1
+def _counted(op: Op, text: str, count: int) -> str | None:
+    """What a place multiplies the size of a micro-batch by, if a loop counts with it the micro-batches; else None."""
+    number = _number_of(op, text)
+    limit = None if number is None else op.limit_of(number)
+    return number if limit is not None and limit <= count else None
 
 
-def _is_one_further(op: Op, first: str, last: str) -> bool:
-    """Whether a place is at the beginning of a micro-batch, and another at its end."""
-    if not _is_multiple(op, first):
-        return False
+def _is_one_further(op: Op, first: str, number: str, last: str) -> bool:
+    """Whether a place is at the end of the micro-batch at whose beginning another one is.
+
+    Args:
+        op: the slice.
+        first: the place at the beginning.
+        number: what that multiplies the size of a micro-batch by.
+        last: the other place.
+    """
     end = op.producer_of(op.behind_identities(last))
     texts = data_texts(end)
     if end.op in ("Add", "AddV2"):  # start + size
@@ -175,28 +198,25 @@ def _is_one_further(op: Op, first: str, last: str) -> bool:
             _is_size(op, size) and op.expression_of(start) == op.expression_of(first)
             for start, size in (texts, reversed(texts))
         )
-    if end.op != "Mul":  # (number + 1) * size, where the other is number * size
-        return False
-    number, following = _number_of(op, first), _number_of(op, last)
-    if number is None or following is None:
-        return False
-    added = op.producer_of(op.behind_identities(following))
-    return added.op in ("Add", "AddV2") and any(
-        op.expression_of(own) == op.expression_of(number) and _is_one(op, one)
-        for own, one in (data_texts(added), reversed(data_texts(added)))
+    following = _number_of(op, last)  # (number + 1) * size
+    added = None if following is None else op.producer_of(op.behind_identities(following))
+    return (
+        added is not None
+        and added.op in ("Add", "AddV2")
+        and any(
+            op.expression_of(own) == op.expression_of(number) and _is_one(op, one)
+            for own, one in (data_texts(added), reversed(data_texts(added)))
+        )
     )
 
 
 def _number_of(op: Op, text: str) -> str | None:
-    """What a place multiplies the size of a micro-batch by."""
+    """What a place multiplies the size of a micro-batch by; None where it does not."""
     made = op.producer_of(op.behind_identities(text))
     if made.op != "Mul":
         return None
     first, second = data_texts(made)
-    for number, size in ((first, second), (second, first)):
-        if _is_size(op, size) and is_invariant(op.value_of(number)):
-            return number
-    return None
+    return next((number for number, size in ((first, second), (second, first)) if _is_size(op, size)), None)
 
 
 def _is_size(op: Op, text: str) -> bool:
@@ -207,10 +227,3 @@ def _is_size(op: Op, text: str) -> bool:
 def _is_one(op: Op, text: str) -> bool:
     value = op.value_of(text)
     return isinstance(value, Independent) and value.sizes == (Size(Fraction(1)),)
-
-
-def _is_below(op: Op, text: str, count: int) -> bool:
-    """Whether a place is at the beginning of one of so many micro-batches: a loop counts them."""
-    number = _number_of(op, text)
-    limit = None if number is None else op.limit_of(number)
-    return limit is not None and limit <= count

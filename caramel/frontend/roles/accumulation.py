@@ -43,7 +43,11 @@ class Accumulation:
 
 
 def accumulated(
-    step: Graph, library: Library, gradients: Sequence[Gradient], variables: Sequence[RawVariable]
+    step: Graph,
+    library: Library,
+    gradients: Sequence[Gradient],
+    variables: Sequence[RawVariable],
+    row_constants: Collection[tuple[str, str]],
 ) -> Accumulation:
     """Find the sums of gradients.
 
@@ -52,8 +56,10 @@ def accumulated(
         library: functions that the nodes call.
         gradients: gradients as they leave the differentiation.
         variables: variables of the program.
+        row_constants: constants that follow from the number of examples, so that a worker has others than one device;
+            see `caramel.frontend.captured.RawProgram`.
     """
-    analysis = _Analysis(step, library, variables)
+    analysis = _Analysis(step, library, variables, {name for function, name in row_constants if not function})
     aggregated: list[Gradient] = []
     accumulators: set[str] = set()
     by_parameter: dict[str, list[Gradient]] = {}
@@ -110,10 +116,12 @@ class Sums:
 
     Args:
         graph: nodes to search.
+        varying: constants that are other numbers on each worker than on one device.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, varying: Collection[str] = ()) -> None:
         self._step = graph
+        self._varying = varying
 
     def terms(self, text: str, markers: Collection[str], is_base: Callable[[str], bool]) -> Terms | None:
         """The terms of which a tensor is the sum.
@@ -164,7 +172,8 @@ class Sums:
         node = self._behind_identities(text)
         if node.op == "Cast":
             return self._is_constant_number(node.input[0])
-        return node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
+        is_number = node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
+        return is_number and node.name not in self._varying
 
     def is_zero(self, text: str) -> bool:
         """Whether a tensor consists of zeros."""
@@ -182,9 +191,11 @@ class Sums:
 
 
 class _Analysis:
-    def __init__(self, step: Graph, library: Library, variables: Sequence[RawVariable]) -> None:
+    def __init__(
+        self, step: Graph, library: Library, variables: Sequence[RawVariable], varying: Collection[str]
+    ) -> None:
         self._step = step
-        self._sums = Sums(step)
+        self._sums = Sums(step, varying)
         self._candidates = {v.node: v for v in variables if v.node in step and not v.trainable}
         self._writers: dict[str, list[str]] = {}
         self._readers: dict[str, list[str]] = {}

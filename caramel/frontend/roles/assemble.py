@@ -12,6 +12,7 @@ from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles import model_notes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
+from caramel.frontend.roles.dealt_values import dealt_outputs, refuse_read_remainders
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.forward_sums import (
     differing_entries,
@@ -124,7 +125,7 @@ def _assembled(raw: RawProgram) -> Model:
         raise nothing_learned(raw)
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
-    sums = accumulated(step, raw.library, gradients_of(used, raw, step), raw.variables)
+    sums = accumulated(step, raw.library, gradients_of(used, raw, step), raw.variables, raw.row_constants or ())
     roles = roles_of(raw, step, sums, used, inputs, sorted_out.inside)
     if isinstance(roles, RawProgram):
         return _assembled(roles)
@@ -133,6 +134,7 @@ def _assembled(raw: RawProgram) -> Model:
     if isinstance(told, RawProgram):
         return _assembled(told)
     reduction, reductions = told
+    refuse_read_remainders(raw, reductions)
     refuse_sums_of_others(replace(raw, graph=graph), reductions)
     refuse_mixed_gradients(step, reductions, [loss for loss, _ in raw.differentiated])
     local = local_variables(roles.kinds)
@@ -193,6 +195,7 @@ def _assembled(raw: RawProgram) -> Model:
         forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),
         seeds=seeds,
         dealing=raw.dealing,
+        dealt_outputs=dealt_outputs(raw, reductions),
     )
 
 

@@ -29,7 +29,8 @@ def assemble_dealt(raw: RawProgram, examples: int | None) -> Model:
         GatherNeeded: the examples of all workers are needed; a batch that K does not divide can only be cut so.
     """
     if raw.reduction is not None:
-        return _dealt(raw, examples, is_sure=True) or assemble(raw)
+        is_cut = _is_possible(raw) and _is_refused(replace(raw, reduction=None))
+        return (_dealt(raw, examples, is_sure=True) if is_cut else None) or assemble(raw)
     try:
         return assemble(raw)
     except CaptureError as refusal:
@@ -41,17 +42,18 @@ def assemble_dealt(raw: RawProgram, examples: int | None) -> Model:
         return model
 
 
-def assemble_divisible(raw: RawProgram, refusal: CaptureError) -> Model:
+def assemble_divisible(raw: RawProgram, examples: int | None, refusal: CaptureError) -> Model:
     """The same for a step that is refused otherwise: all its batches must be multiples of its micro-batches.
 
     Args:
         raw: the captured program, without values of other workers.
+        examples: number of examples in every batch, of all workers together; None where it is not fixed.
         refusal: why it is refused otherwise.
 
     Raises:
         CaptureError: that, where it cannot be so either.
     """
-    model = _dealt(raw, None, is_sure=False)
+    model = _dealt(raw, examples, is_sure=False)
     if model is None:
         raise refusal
     return model
@@ -65,7 +67,7 @@ def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None
         examples: number of examples in every batch; None where it is not fixed.
         is_sure: whether the step must run with any batch with which it runs on one device, or else with only some.
     """
-    if not raw.trains or raw.is_alone or not any(i.split for i in raw.inputs):
+    if not _is_possible(raw):
         return None
     for dealing in _dealings(raw, examples, is_sure):
         count = dealing.micro_batches
@@ -81,10 +83,24 @@ def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None
     return None
 
 
+def _is_possible(raw: RawProgram) -> bool:
+    """Whether there is something to deal."""
+    return raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
+
+
+def _is_refused(raw: RawProgram) -> bool:
+    try:
+        assemble(raw)
+    except CaptureError:
+        return True
+    return False
+
+
 def _dealings(raw: RawProgram, examples: int | None, is_sure: bool) -> Iterator[Dealing]:
     for count in possible_counts(raw.graph, raw.library, raw.row_constants):
-        divides = count.must_divide or (examples is not None and examples % count.number == 0)
         if is_sure:
             yield Dealing(count.number, leaves_remainder=True)
-        if is_sure == divides:
+        if examples is not None and examples % count.number:
+            continue
+        if is_sure == (count.must_divide or examples is not None):
             yield Dealing(count.number)

@@ -73,7 +73,8 @@ class Reductions:
                 given[node.name] = Unknown("a gradient enters what a worker has a part of", unmodelled=True)
         self._own = {handle: _own_value(graph, handle, name) for handle, name in (local or {}).items()}
         given.update(self._own)
-        self._analysis = Analysis(graph, FunctionBodies(graph, with_micro_batches(row_constants, dealing)), given)
+        bodies = FunctionBodies(graph, with_micro_batches(row_constants, dealing), dealing.leaves_remainder)
+        self._analysis = Analysis(graph, bodies, given)
 
     def assume(self, gradient: str, kind: str) -> None:
         """Assume a reduction for a gradient, in place of the analysis' own result.
@@ -107,6 +108,10 @@ class Reductions:
     def tensor_gradients(self) -> Collection[str]:
         """Names of the nodes that carry gradients with respect to tensors."""
         return self._analysis.tensor_gradients
+
+    def remainder_readers(self) -> Sequence[str]:
+        """Names of the nodes that read something of the rows that no micro-batch has, or of their number."""
+        return self._analysis.remainder_readers()
 
     def unscaled_gradients(self, tensors: Sequence[str]) -> list[str]:
         """The gradients with respect to tensors that have put a power of the number of examples into some tensors."""

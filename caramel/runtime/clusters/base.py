@@ -65,6 +65,10 @@ class Cluster(ABC):
         """
         raise InputError(f"measuring needs a cluster such as caramel.InProcess(), got {self!r}")
 
+    def beside(self) -> Cluster:
+        """The same cluster for a session beside those that are open: where each has servers, with other ports."""
+        return self
+
     def as_written(self) -> Cluster | None:
         """The same cluster, on the same servers, for graphs that TensorFlow's optimizers shall leave as they are.
 

@@ -81,7 +81,11 @@ class LocalProcesses(Cluster):
 
     def with_options(self, options: RunOptions) -> LocalProcesses:
         """Other servers with other options; ports that were asked for are those of the servers that run."""
-        return replace(self, options=options, base_port=None)
+        return replace(self.beside(), options=options)
+
+    def beside(self) -> LocalProcesses:
+        """See `Cluster.beside`."""
+        return replace(self, base_port=None)
 
     def as_written(self) -> LocalProcesses | None:
         """See `Cluster.as_written`."""

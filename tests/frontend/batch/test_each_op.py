@@ -1516,7 +1516,6 @@ NEVER_COMPARED = op_names(
 
 EXAMPLES = r"(axis|before|after|repeated|rows of all|chosen|also chosen|mixed|divided|times)[a-z0-9 ]*"
 """Pattern of the arrangements that have examples."""
-OF_SIZE = r"(sizes|part of sizes|sizes and one)"
 
 KNOWN = {
     "no vectors": (
