@@ -117,6 +117,19 @@ def in_a_loop_over_an_axis(w, seen, x, y):
     return sum_of_losses / K
 
 
+def sums_in_a_loop(w, seen, x, y):
+    size, total, sum_of_losses = size_of(x), tf.zeros_like(w), tf.constant(0.0, tf.float64)
+    for i in tf.range(K):
+        with tf.GradientTape() as tape:
+            errors = tf.linalg.matvec(x[i * size : (i + 1) * size], w) - y[i * size : (i + 1) * size]
+            loss = tf.reduce_sum(errors**2)
+        sum_of_losses += loss
+        total += tape.gradient(loss, w)
+    w.assign_sub(0.01 * total)
+    seen.assign_add([1.0, 1.0])
+    return sum_of_losses
+
+
 def each_trained_on(w, seen, x, y):
     """An update for each micro-batch, one after the other, with a gradient that is cut by its own norm."""
     losses = []
@@ -144,6 +157,7 @@ LEAVES_REST = {
     "slices_by_place": added_up(slices_by_place),
     "loop": in_a_loop,
     "loop_from_places": in_a_loop_from_places,
+    "loop_of_sums": sums_in_a_loop,
     "updates": each_trained_on,
     "compared": compared,
 }
@@ -185,7 +199,8 @@ def test_what_one_device_cannot_cut(name):
 def test_what_the_caller_says_of_the_loss_changes_nothing(name):
     step_of = {**LEAVES_REST, **DIVIDES}[name]
     rows = (9, 15) if name in DIVIDES else (9, 16)
-    exact_steps.check(program_of(step_of, loss_reduction="mean"), batches(*rows), 2)
+    reduction = "sum" if step_of is sums_in_a_loop else "mean"
+    exact_steps.check(program_of(step_of, loss_reduction=reduction), batches(*rows), 2)
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -264,9 +264,22 @@ class Analysis:
             )
         )
         values = outcome if isinstance(outcome, Sequence) else [outcome] * outputs
-        if any(isinstance(v, Unknown) for v in values) and any(isinstance(v, MicroBatches) for v in inputs):
-            self._bodies.remainder_readers.append(node.name)
+        has_body = ops.is_call(node) or node.op in ops.LOOPS
+        if isinstance(outcome, Unknown) or (not has_body and any(isinstance(v, Unknown) for v in values)):
+            self._note_remainder(node, inputs)
         return values
+
+    def _note_remainder(self, node: NodeDef, values: Sequence[Value]) -> None:
+        """Note a node that reads some values in a way that cannot be followed, if one has rows of no micro-batch."""
+        if any(isinstance(v, MicroBatches) for v in values):
+            self._bodies.remainder_readers.append(node.name)
+
+    def _joined(self, op: Op, first: Value, second: Value) -> Value:
+        """The value of an output that has one of two values."""
+        value = op.joined(first, second)
+        if isinstance(value, Unknown):
+            self._note_remainder(op.node, (first, second))
+        return value
 
     def _by_rules(self, op: Op) -> Value | Sequence[Value]:
         kind = op.node.op
@@ -276,7 +289,7 @@ class Analysis:
             return next((v for v in op.inputs if isinstance(v, Unknown)), op.unknown(_LOCAL_BRANCH))
         if any(isinstance(v, Whole) for v in op.inputs):
             return self._of_whole(op)
-        if kind in ("While", "StatelessWhile"):
+        if kind in ops.LOOPS:
             return self._loop(op)
         if ops.is_call(op.node):
             return self._branches(op)
@@ -423,7 +436,7 @@ class Analysis:
         """The value of the taken branch."""
         merged = op.inputs[0]
         for value in op.inputs[1:]:
-            merged = op.joined(merged, value)
+            merged = self._joined(op, merged, value)
         return [merged, INVARIANT]
 
     def _branches(self, op: Op) -> Value | Sequence[Value]:
@@ -440,7 +453,7 @@ class Analysis:
         merged: list[Value] | None = None
         for name in self._bodies.library.called(op.node):
             results = self._results(op, name, inputs, shapes, constants)
-            merged = results if merged is None else [op.joined(a, b) for a, b in zip(merged, results)]
+            merged = results if merged is None else [self._joined(op, a, b) for a, b in zip(merged, results)]
         return op.unknown("calls a function that is not known", unmodelled=True) if merged is None else merged
 
     def _results(
@@ -482,7 +495,8 @@ class Analysis:
         for _ in range(max(_MAX_ROUNDS, 2 + len(carried))):  # each may have its value from the one before it
             results = self._results(op, body, carried, shapes, constants, limits)
             after = [
-                v if p in fixed else op.joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))
+                v if p in fixed else self._joined(op, v, _any_number(r))
+                for p, (v, r) in enumerate(zip(carried, results))
             ]
             if after == carried:
                 (goes_on,) = self._results(op, condition, carried, shapes, constants)
@@ -498,6 +512,7 @@ class Analysis:
             return op.unknown("is a loop that runs as often as the examples say, or as there are examples")
         written = map_loops.lists_written(body, counters)
         other = op.unknown("carries values from one example to the next")
+        self._note_remainder(op.node, [v for p, v in enumerate(carried) if p not in fixed])
 
         def after(position: int, value: Value) -> Value:
             if position in fixed:
