@@ -144,12 +144,14 @@ def test_inputs_alone():
 # -- shuffled --------------------------------------------------------------------------------
 
 
-def orders(calls=(3,), workers=2, seed=5, shuffle=True, batch_size=8, count=24):
+def orders(calls=(3,), workers=2, seed=5, shuffle=True, batch_size=8, numbers=range(24)):
     """For each epoch the sums of the numbers of the examples in each batch: the loss is their mean."""
-    x = np.arange(count, dtype=np.float64)[:, None]
-    keras.utils.set_random_seed(seed)
+    x = np.array(numbers, dtype=np.float64)[:, None]
+    keras.utils.set_random_seed(seed or 5)
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile(keras.optimizers.SGD(0.0), "mae")
+    if seed is None:
+        tf.random.set_seed(None)
     found = []
 
     class Losses(keras.callbacks.Callback):
@@ -206,10 +208,10 @@ def test_orders_within_batches_alone():
 
 @pytest.mark.parametrize("shuffle", [True, "batch"])
 def test_orders_without_any_seed(shuffle):
-    """All workers have the same one."""
-    model = compiled()
-    tf.random.set_seed(None)
-    caramel.fit(model, X, Y, shuffle=shuffle, verbose=0, workers=2, cluster=AS_WRITTEN)
+    """All workers have the same one: together they have each example once, of which the sum of powers is the proof."""
+    numbers = [2.0**power for power in range(18)]
+    for batches in orders(seed=None, shuffle=shuffle, batch_size=6, numbers=numbers):
+        assert sum(batches) == sum(numbers), batches
 
 
 # -- bad input -------------------------------------------------------------------------------
