@@ -274,6 +274,11 @@ class Piece:
     start: int
     elements: int | None
 
+    @property
+    def range_text(self) -> str:
+        """Its elements, as Python writes a slice."""
+        return f"{self.start}:{self.start + (self.elements or 0)}"
+
 
 @dataclass(frozen=True)
 class Buckets:

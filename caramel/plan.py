@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
-from caramel.errors import InputError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece
-from caramel.local_plan import Exchange, LocalSteps
+from caramel.errors import PlanError
+from caramel.facts import FORWARD, NO_LIMIT, InFlight, Piece
+from caramel.local_plan import LocalSteps
 from caramel.outline import Outline
 from caramel.plan_diff import plan_differences
+from caramel.plan_reasons import explanation, in_other_window
+from caramel.plan_table import plan_table
 from caramel.prediction import Prediction
 from caramel.server_plan import ParameterServers
-from caramel.util.arguments import shown
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
-from caramel.util.tables import fitted, preformatted, wrapped
+from caramel.util.tables import preformatted
 from caramel.util.text_files import write_text
-from caramel.util.units import format_ms
 
 FORMAT = JsonFormat("plan", 7, PlanError, "caramel plan", "make the plan anew")
 
@@ -288,6 +287,11 @@ class Plan:
             for name, gradient_pieces in pieces_by_gradient.items()
         }
 
+    @property
+    def divided_tables(self) -> tuple[str, ...]:
+        """Names of the sparse gradients whose tables are divided between the workers."""
+        return tuple(t.gradients[0] for t in self.transfers if t.algorithm == OWNERS)
+
     @cached_property
     def postponed(self) -> tuple[str, ...]:
         """Names of the gradients whose updates are made in the next step: some of their elements travel there."""
@@ -337,74 +341,7 @@ class Plan:
         Raises:
             InputError: the plan has no such gradient, or several.
         """
-        if not isinstance(gradient, str):
-            raise InputError(f"explain takes the name of a gradient, got {shown(gradient)}")
-        if self.local is not None:
-            return self._explained_exchange(self.local, gradient)
-        if self.servers is not None:
-            return self.servers.explain(self._named_among(gradient, list(self.servers.home_by_variable), "variable"))
-        gradient = self._gradient_named(gradient)
-        own = next((own for own, name in self.aliases.items() if name == gradient), None)
-        alike: dict[str, list[tuple[int, str]]] = {}  # many parts of one gradient travel alike, but for numbers
-        for number, transfer in enumerate(self.transfers):
-            for text in (self._explained(number, transfer, p) for p in transfer.pieces if p.gradient == gradient):
-                alike.setdefault(_NUMBERS.sub("#", text), []).append((number, text))
-        explanations = [
-            first if not others else f"{first} So it is, with other numbers, in {_transfers([n for n, _ in others])}."
-            for (_, first), *others in alike.values()
-        ]
-        place = (
-            f" Number {self.order.index(gradient) + 1} of {len(self.order)} gradients."
-            if gradient in self.order
-            else ""
-        )
-        called = "" if own is None else f" This program calls it {own!r}."
-        return "\n".join(explanations) + place + called
-
-    def _gradient_named(self, name: str) -> str:
-        return self._named_among(name, list(self.pieces), "gradient")
-
-    def _named_among(self, name: str, names: Sequence[str], kind: str) -> str:
-        """The one of some names that a name is, or is the end of."""
-        if self.aliases.get(name, name) in names:
-            return self.aliases.get(name, name)
-        own = {alias: each for alias, each in self.aliases.items() if each in names}
-        found = [each for each in names if each.endswith("/" + name)]
-        found = [each for alias, each in own.items() if alias.endswith("/" + name)] or found
-        if len(found) > 1:
-            raise InputError(f"the plan has several {kind}s whose name ends with {name!r}: {listed(found, 8)}")
-        if not found:
-            raise InputError(f"the plan has no {kind} {name!r}; it has {listed(names, 8)}")
-        return found[0]
-
-    def _explained_exchange(self, local: LocalSteps, name: str) -> str:
-        names = [parameter for exchange in local.exchanges for parameter in exchange.parameters]
-        name = self._named_among(name, names, "parameter")
-        number = next(n for n, exchange in enumerate(local.exchanges) if name in exchange.parameters)
-        exchange = local.exchanges[number]
-        others = len(exchange.parameters) - 1
-        shared = f" together with {_counted(others, 'other parameter')}" if others else ""
-        return (
-            f"{name}: its gradient does not travel. Every worker updates it with its own, and after at most "
-            f"{local.sync_every} steps its difference is in transfer {number} of the exchange{shared}, "
-            f"{exchange.size_bytes} bytes of {_on_wire(exchange)}, {exchange.algorithm} of depth {exchange.depth}. "
-            f"{exchange.reason}"
-        )
-
-    def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
-        size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
-        part = "" if len(self.pieces[piece.gradient]) == 1 else f" elements {_range(piece)} in"
-        is_sharded = piece.gradient in {update.gradient for update in self.sharded}
-        update = " Each worker makes its part of the update, and all get the new parameter." if is_sharded else ""
-        elsewhere = self.in_other_window(number)
-        alternative = f" {elsewhere[0].upper()}{elsewhere[1:]}." if elsewhere else ""
-        others = len(transfer.gradients) - 1
-        shared = f" together with {_counted(others, 'other gradient')}" if others else ""
-        return (
-            f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {_on_wire(transfer)}, "
-            f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
-            f"{transfer.reason}{alternative}{update}"
-        )
+        return explanation(self, gradient)
 
     def in_other_window(self, number: int) -> str:
         """What a step would take with a transfer in its other window, as a clause; "" where that was not simulated.
@@ -412,114 +349,15 @@ class Plan:
         Args:
             number: number of the transfer.
         """
-        if self.prediction is None or not self.prediction.alternatives:
-            return ""
-        other_s = self.prediction.alternatives[number]
-        window = FORWARD if self.transfers[number].window == BACKWARD else BACKWARD
-        if other_s is None:
-            return f"it cannot be in the {window} window"
-        step_s = self.prediction.timeline.iteration_s
-        more_s = other_s - step_s
-        if abs(more_s) < _LEAST_DIFFERENCE * step_s:
-            return f"in the {window} window the step would take as long"
-        more = "more" if more_s >= 0 else "less"
-        return f"in the {window} window the step would take {format_ms(abs(more_s), 3)} {more}"
+        return in_other_window(self, number)
 
     def table(self) -> str:
         """The plan as text for a terminal."""
-        travel: Sequence[Transfer | Exchange] = self.transfers if self.local is None else self.local.exchanges
-        predicted = any(t.predicted_s is not None for t in travel)
-        what = "gradients" if self.local is None else "parameters"
-        rows = [("#", what, "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
-        for number, t in enumerate(travel):
-            time = ["-" if t.predicted_s is None else f"{t.predicted_s * 1e3:.3g}"] if predicted else []
-            size = "sparse" if t.size_bytes is None else f"{t.size_bytes:,}"
-            window = "exchange" if isinstance(t, Exchange) else t.window
-            dtype = f"{t.dtype} as {t.wire}" if t.wire else t.dtype
-            rows.append((str(number), self._contents(t), dtype, size, t.algorithm, str(t.depth), window, *time))
-        name = f"plan {self.digest[:12]}: {_counted(self.workers, 'worker')}"
-        if self.servers is not None:
-            pulls, rule = self.servers.pulls, self.servers.ordering
-            order = "no order" if not pulls else f"an order ({rule}): {listed(pulls, _MOST_NAMES)}"
-            head = [
-                f"{name} and {_counted(len(self.server_devices), 'parameter server')}",
-                f"{self.servers}, in {order}",
-                f"gradients are combined by {self.reduction}, in rank order: {self.reduction_reason}",
-            ]
-            rows = list(self.servers.rows())
-        elif self.local is not None:
-            head = [f"{name}, which send no gradients", f"local steps: {self.local}"]
-        else:
-            sent = f"{len(self.transfers)} transfers, {self.bytes_per_step:,} bytes of gradients per worker and step"
-            head = [f"{name}, {sent}", f"gradients are combined by {self.reduction}: {self.reduction_reason}"]
-        if self.deterministic and self.servers is None:
-            head.append("deterministic: gradients are added in rank order")
-        if self.network is not None:
-            head.append(f"network: {self.network}")
-        if self.analyzers:
-            head.append(f"analyzers: {', '.join(self.analyzers)}")
-        if self.order:
-            head.append(f"order of gradients: {self.order_reason}")
-        if self.in_flight.credit_bytes is not None:
-            head.append(f"at most {self.in_flight.credit_bytes:,} bytes of each window are under way at once")
-        if self.sharded:
-            head.append(
-                f"{len(self.sharded)} updates are sharded: each worker makes a part of them, and has a part of "
-                f"{sum(len(update.slots) for update in self.sharded)} slots"
-            )
-        if divided := [t.gradients[0] for t in self.transfers if t.algorithm == OWNERS]:
-            head.append(f"{len(divided)} embedding tables are divided: each worker has some rows, and of their slots")
-        if self.extra_bytes:
-            head.append(f"each worker keeps {self.extra_bytes:,} bytes of gradients for the next step")
-        if self.workers > 1:
-            further = f" and {self.transfer_threads} for transfers" if self.transfer_threads else ""
-            head.append(f"threads of a server that is started for this: one for each core{further}")
-        counts: dict[str, int] = {}
-        for _, kind in self.variable_classes:
-            counts[kind] = counts.get(kind, 0) + 1
-        head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-        notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
-        proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
-        after = [wrapped(line) for line in (*self._predicted(), *notes, *proof, *self._named())]
-        right = {0, 3, 5, 7} if self.servers is None else {0, 2, 3, 4}
-        return "\n".join([*map(wrapped, head), "", fitted(rows, right=right), *after])
+        return plan_table(self)
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
         return preformatted(self.table())
-
-    def _contents(self, transfer: Transfer | Exchange) -> str:
-        if isinstance(transfer, Exchange):
-            return listed(transfer.parameters, _MOST_NAMES)
-        names = [
-            p.gradient if len(self.pieces[p.gradient]) == 1 else f"{p.gradient}[{_range(p)}]" for p in transfer.pieces
-        ]
-        return listed(names, _MOST_NAMES)
-
-    def _named(self) -> list[str]:
-        """What the program calls gradients whose names have other numbers in the plan."""
-        own = [f"{name} is {alias}" for alias, name in self.aliases.items() if name in self.pieces]
-        return ["", f"names that Keras numbers are counted anew; here {listed(own, 2)}"] if own else []
-
-    def _predicted(self) -> list[str]:
-        if self.servers is not None and self.servers.prediction is not None:
-            return ["", str(self.servers.prediction)]
-        if self.prediction is None:
-            return []
-        prediction, step = self.prediction, self.prediction.timeline
-        bound = (
-            f"no plan takes less than {format_ms(prediction.lower_bound_s)} (gap {prediction.gap:.1%})"
-            if prediction.has_bound
-            else "the lower bound came out above this step, so it is withdrawn (a defect; see caramel plan --check)"
-        )
-        return [
-            "",
-            f"predicted: {format_ms(step.iteration_s)} per step: {format_ms(step.compute_s)} of computation, "
-            f"{format_ms(step.communication_s)} of communication, {format_ms(step.exposed_s)} of it exposed",
-            *([] if prediction.interval is None else [str(prediction.interval)]),
-            f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; {bound}",
-            f"from: {prediction.basis}",
-        ]
 
     def __str__(self) -> str:
         return self.table()
@@ -533,49 +371,8 @@ class Plan:
         return plan_differences(self, other)
 
 
-_LEAST_DIFFERENCE = 1e-6
-"""Part of a step below which a difference is one of rounding."""
-
-_NUMBERS = re.compile(r"\d[\d.,]*")
-"""Numbers in an explanation."""
-
-_MOST_NAMES = 6
-"""Largest number of gradients of a bucket whose names a table shows."""
-
-
 def _with_parts_left_out(data: Any) -> Any:
     """The data of a plan with what plans of earlier versions, and those that do not use it, leave out."""
     data = {"outline": None, "sharded": [], "local": None, "servers": None, **data}
     in_flight = data.get("in_flight")
     return {**data, "in_flight": {"credit_bytes": None, **in_flight}} if isinstance(in_flight, Mapping) else data
-
-
-def _transfers(numbers: Sequence[int]) -> str:
-    """Some transfers, by their numbers.
-
-    >>> _transfers([4, 5, 6, 9])
-    'transfers 4 to 6 and 9'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    spelled = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    last = spelled.pop()
-    places = f"{', '.join(spelled)} and {last}" if spelled else last
-    return f"transfer{'s' if len(numbers) > 1 else ''} {places}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _on_wire(transfer: Transfer | Exchange) -> str:
-    """The element type, and that of the messages if it is another."""
-    return f"{transfer.dtype} ({transfer.wire} on the wire)" if transfer.wire else transfer.dtype
-
-
-def _range(piece: Piece) -> str:
-    return f"{piece.start}:{piece.start + (piece.elements or 0)}"

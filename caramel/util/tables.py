@@ -20,6 +20,19 @@ _RULE = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 """A table with a line below its head, and no others."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    Args:
+        number: the number.
+        noun: what they are, of which the plural has an s.
+
+    >>> counted(1, "worker"), counted(2, "worker")
+    ('1 worker', '2 workers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def wrapped(line: str, width: int = WIDTH) -> str:
     """A line in as many as it needs, those after the first indented; words that are longer stay whole.
 

@@ -35,7 +35,7 @@ def test_run_save_and_resume(command, examples, tmp_path, monkeypatch, example, 
     steps, start, end = steps_and_losses(first.stdout)
     assert steps == 3
     assert 0 < end < start
-    assert "1 transfers" in first.stdout
+    assert "1 transfer," in first.stdout
     assert "evaluation accuracy: 0." in first.stdout
     assert "restored" not in first.stdout
     assert "\x1b" not in first.stdout + first.stderr  # no progress bar where there is no terminal
