@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from caramel.errors import CaptureError, UnsupportedError
 from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, SINGLE_ATTRIBUTE, without_capture_attributes
 from caramel.frontend.batch.domain import Examples
-from caramel.frontend.captured import RawProgram
+from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import model_notes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
@@ -40,6 +40,7 @@ from caramel.frontend.roles.step_gradients import (
 )
 from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.frontend.roles.totals import addends_of, mixed_addends
+from caramel.frontend.roles.variable_classes import Roles
 from caramel.frontend.roles.whole_batch import (
     beside_normalisation,
     local_variables,
@@ -52,7 +53,18 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, node_of, tensor_name
 from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import with_inferred_shapes
-from caramel.model import Combination, ForwardSum, Input, Model, Table, Variable, VariableClass
+from caramel.model import (
+    Addend,
+    Combination,
+    ForwardSum,
+    Gradient,
+    Input,
+    Model,
+    Reduction,
+    Table,
+    Variable,
+    VariableClass,
+)
 from caramel.util.gc_pause import paused_gc
 
 _NO_NUMBERS = ("resource", "variant")
@@ -105,7 +117,57 @@ def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
     return replace(raw, graph=graph.replaced(changed), inputs=inputs, notes=(*raw.notes, *notes))
 
 
+@dataclass(frozen=True)
+class _Findings:
+    """What is found of a program that needs no further change.
+
+    Attributes:
+        raw: the program.
+        loss: the tensor that is reported as the loss.
+        step: the nodes of the step.
+        graph: these, and those of the losses, which need not be part of it.
+        used: its gradients.
+        aggregated: gradients that may be aggregated, those that no step uses, too.
+        inside: gradients that stay inside a loss, and in which call each was computed.
+        inputs: inputs of the step.
+        gradients: gradients, or sums of them, to aggregate.
+        roles: classes of the variables, and what writes them.
+        reduction: how the losses reduce over the batch.
+        reductions: how all tensors do.
+        addends: what is added to totals, by handle.
+        left: handles of variables of which each worker has a value of its own, but for those that normalisations keep.
+    """
+
+    raw: RawProgram
+    loss: str
+    step: Graph
+    graph: Graph
+    used: Sequence[RawGradient]
+    aggregated: Sequence[RawGradient]
+    inside: Mapping[str, int]
+    inputs: tuple[Input, ...]
+    gradients: tuple[Gradient, ...]
+    roles: Roles
+    reduction: Reduction
+    reductions: Reductions
+    addends: Mapping[str, Sequence[Addend]]
+    left: Sequence[str]
+
+
 def _assembled(raw: RawProgram) -> Model:
+    found: _Findings | RawProgram = raw
+    while isinstance(found, RawProgram):  # changed, so that values of the whole batch are there
+        found = _findings(found)
+    return _model(found)
+
+
+def _findings(raw: RawProgram) -> _Findings | RawProgram:
+    """What is found of a program, or the program with a change that it needs.
+
+    Raises:
+        CaptureError: see `assemble`.
+        UnsupportedError: see there.
+    """
     if raw.trains:  # else no gradient is aggregated: in an evaluation, or with one worker
         if _uses_single_examples(raw, raw.graph.pruned(raw.targets)):
             raise UnsupportedError(raw.single_examples)
@@ -117,7 +179,7 @@ def _assembled(raw: RawProgram) -> Model:
         summed = with_gradients_summed(raw)
         if summed is None:
             raise
-        return _assembled(summed)
+        return summed
     loss = loss_of(raw, sorted_out.aggregated)
     step, used = step_of(raw, loss, sorted_out.aggregated)
     refuse_irreplicable(step, raw.library, raw)
@@ -128,11 +190,11 @@ def _assembled(raw: RawProgram) -> Model:
     sums = accumulated(step, raw.library, gradients_of(used, raw, step), raw.variables, raw.row_constants or ())
     roles = roles_of(raw, step, sums, used, inputs, sorted_out.inside)
     if isinstance(roles, RawProgram):
-        return _assembled(roles)
+        return roles
     graph = with_losses(raw, step, used, sorted_out.inside)
     told = reduced(raw, graph, used, inputs, roles, sorted_out.inside)
     if isinstance(told, RawProgram):
-        return _assembled(told)
+        return told
     reduction, reductions = told
     refuse_read_remainders(raw, reductions)
     refuse_sums_of_others(replace(raw, graph=graph), reductions)
@@ -140,23 +202,33 @@ def _assembled(raw: RawProgram) -> Model:
     local = local_variables(roles.kinds)
     refuse_branches_that_differ(raw, step, local)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
-    gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
-    is_plain = reduction.kind == "mean" and not (sorted_out.inside or raw.forward_sums)
-    seeds = seeds_of(raw, step, used, gradients) if is_plain else ()
-    gradients = with_seeds(step, gradients) if seeds else gradients
-    losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
-    batch_wide = model_notes.batch_wide(reductions, losses)
-    reports = ReportedTensors(graph, roles.origins, reductions)
-    is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
-    reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
-    addends = addends_of(step, own, roles.writes, gradients, reductions)
+    addends = addends_of(step, own, roles.writes, sums.gradients, reductions)
     left = beside_normalisation(raw, step, roles, reductions, [node for node in own if node not in addends])
     if left and raw.reduction is None and not sorted_out.inside:
         shared = with_shared_state(raw, used, inputs, roles, left)
         if shared is not None:
-            return _assembled(shared)
-    kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
+            return shared
+    return _Findings(
+        *(raw, loss, step, graph, used, sorted_out.aggregated, sorted_out.inside, inputs, sums.gradients, roles),
+        *(reduction, reductions, addends, left),
+    )
+
+
+def _model(found: _Findings) -> Model:
+    """The model of a program."""
+    raw, step, roles, reductions = found.raw, found.step, found.roles, found.reductions
+    whole = replace(raw, graph=found.graph)
+    local = local_variables(roles.kinds)
+    gradients = with_shared_rows(whole, found.gradients, found.inputs, local)
+    is_plain = found.reduction.kind == "mean" and not (found.inside or raw.forward_sums)
+    seeds = seeds_of(raw, step, found.used, gradients) if is_plain else ()
+    losses = [tensor for call in {g.call: None for g in found.used} for tensor in raw.targets_of(call)]
+    reports = ReportedTensors(found.graph, roles.origins, reductions)
+    differentiated = {behind_identities(found.graph, tensor) for tensor in losses}
+    is_differentiated = behind_identities(found.graph, found.loss) in differentiated
+    reported = found.reduction.kind if is_differentiated else reports.reduction_of(found.loss)
+    kinds = {**roles.kinds, **dict.fromkeys(found.addends, VariableClass.TOTAL)}
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved, v.part, v.renamed)
         for v in raw.variables
@@ -164,32 +236,32 @@ def _assembled(raw: RawProgram) -> Model:
     by_node = {v.node: v.name for v in raw.variables}
     return Model(
         graph=without_capture_attributes(step),
-        inputs=inputs,
-        loss=tensor_name(loss),
+        inputs=found.inputs,
+        loss=tensor_name(found.loss),
         outputs=raw.outputs,
         targets=raw.targets,
         variables=variables,
-        gradients=gradients,
+        gradients=with_seeds(step, gradients) if seeds else gradients,
         updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
-        reduction=reduction,
+        reduction=found.reduction,
         values=raw.values,
         notes=(
             *raw.notes,
-            *model_notes.several_losses(raw, loss, sorted_out.aggregated),
-            *model_notes.own_state(raw, () if raw.is_alone else left),
-            *model_notes.without_gradient(raw, sums.gradients, roles.writes),
-            *batch_wide,
+            *model_notes.several_losses(raw, found.loss, found.aggregated),
+            *model_notes.own_state(raw, () if raw.is_alone else found.left),
+            *model_notes.without_gradient(raw, found.gradients, roles.writes),
+            *model_notes.batch_wide(reductions, losses),
             *model_notes.summed(raw),
             *roles.notes,
-            *unknown_reduction_notes(loss, reported, reduction.kind),
+            *unknown_reduction_notes(found.loss, reported, found.reduction.kind),
         ),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
         input_order=tuple(i.name for i in raw.inputs),
         reported=reported,
         combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
-        synchronised=unmet_sums(replace(raw, graph=graph), reductions),
-        addends=tuple(addend for each in addends.values() for addend in each),
+        synchronised=unmet_sums(whole, reductions),
+        addends=tuple(addend for each in found.addends.values() for addend in each),
         mixed=tuple((by_node[node], why) for node, why in mixed_addends(step, local, roles.writes, reductions).items()),
         tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
         forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),

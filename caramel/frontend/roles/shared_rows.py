@@ -54,7 +54,7 @@ def with_shared_rows(
     """
     if not any(g.is_sparse for g in gradients):
         return tuple(gradients)
-    reductions = Reductions(raw.graph, inputs, dict.fromkeys(local, "local"), raw.row_constants)
+    reductions = Reductions(raw.graph, inputs, dict.fromkeys(local, "local"), raw.row_constants, raw.dealing)
     differing = Locality(raw.graph, raw.library).differing(local, by_shape=False)
 
     def is_shared(indices: str) -> bool:
