@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from caramel.errors import CaptureError
 from caramel.graph.bare_import import import_bare, op_of
 from caramel.graph.graph import node_of
 from caramel.graph.nodes import colocated
@@ -55,13 +56,22 @@ class GrowingGraph:
 
         Args:
             names: names of tensors and ops; what does not exist is left to TensorFlow.
+
+        Raises:
+            CaptureError: TensorFlow finds shapes that do not fit: the program has a number of examples in it.
         """
         asked = [node_of(name) for name in names]
         wanted = set(self._closure(asked))
         if wanted:
             nodes = [node for name, node in self._outside.items() if name in wanted]
             piece = tf.compat.v1.GraphDef(node=nodes, versions=self._versions)
-            self._inside.update(import_bare(self.graph, piece, self._inside))
+            try:
+                self._inside.update(import_bare(self.graph, piece, self._inside))
+            except ValueError as error:
+                raise CaptureError(
+                    f"what several workers run of the step does not fit together: {error}. A step that makes arrays of a "
+                    "fixed number of examples has others on each worker: make them by ops, from tf.shape(x)[0]"
+                ) from error
             for name in wanted:
                 del self._outside[name]
         for name in asked:

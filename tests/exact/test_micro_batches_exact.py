@@ -468,6 +468,27 @@ def test_gradients_scaled_by_a_fixed_number_of_rows(cut, reduce, scale):
         np.testing.assert_allclose(got["w"], want["w"])
 
 
+def test_arrays_of_python_for_each_row_of_a_part():
+    """A worker's rows have other numbers than those of one device, and no array says which."""
+    w = tf.Variable(WEIGHTS)
+
+    def step(x, y):
+        size, total = x.shape[0] // K, tf.zeros_like(w)
+        for own_x, own_y in zip(tf.split(x, K), tf.split(y, K)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(own_x, w) - own_y * np.linspace(0.0, 1.0, size)) ** 2)
+            total += tape.gradient(loss, w)
+        w.assign_sub(0.1 * total)
+        return loss
+
+    specs = [tf.TensorSpec([24, 3], tf.float64, "x"), tf.TensorSpec([24], tf.float64, "y")]
+    with (
+        pytest.raises(caramel.CaptureError, match="fixed number of examples"),
+        caramel.ARModel(caramel.capture(step, specs), 2).session(in_process()) as session,
+    ):
+        session.step(*batches(24)[0])
+
+
 def giving_all(w, x, y):
     """Results of all rows beside micro-batches."""
     first = parts(x)[0]
