@@ -69,8 +69,8 @@ class GrowingGraph:
                 self._inside.update(import_bare(self.graph, piece, self._inside))
             except ValueError as error:
                 raise CaptureError(
-                    f"what several workers run of the step does not fit together: {error}. A step that makes arrays of a "
-                    "fixed number of examples has others on each worker: make them by ops, from tf.shape(x)[0]"
+                    f"what several workers run of the step does not fit together: {error}. A step that makes arrays of "
+                    "a fixed number of examples has others on each worker: make them by ops, from tf.shape(x)[0]"
                 ) from error
             for name in wanted:
                 del self._outside[name]
