@@ -301,6 +301,6 @@ def _warn_of_batch(trace: Trace | None, context: Context, options: CompileOption
     examples = context.examples_of_batch
     if trace is not None and examples is not None:
         parts = 1 if options.sharding == "batches" else options.workers
-        doubt = trace.doubt_of_batch(examples, parts, context.model_for(options.workers).dealing)
+        doubt = trace.doubt_of_batch(examples, max(context.model_for(options.workers).dealing.shares(examples, parts)))
         if doubt is not None:
             _logger.warning("%s", doubt)

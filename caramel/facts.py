@@ -15,7 +15,6 @@ from functools import cached_property
 
 import numpy as np
 
-from caramel.dealing import Dealing
 from caramel.outline import Outline
 from caramel.util.units import format_ms
 
@@ -119,15 +118,13 @@ class Trace:
             f"its cores otherwise: trace with --workers-on-host {workers_on_host}"
         )
 
-    def doubt_of_batch(self, examples: int, parts: int, dealing: Dealing) -> str | None:
+    def doubt_of_batch(self, examples: int, share: int) -> str | None:
         """Why its times are not those of a step with so many examples; None where they may be.
 
         Args:
             examples: number of examples in a batch.
-            parts: number of workers that share it.
-            dealing: how its rows are dealt to them.
+            share: how many of these the worker has that has most.
         """
-        share = max(dealing.shares(examples, parts))
         if self.examples in (None, share):
             return None
         return (

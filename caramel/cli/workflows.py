@@ -99,7 +99,10 @@ def warn_of_other_batch(trace: Trace, loaded: Program, workers: int) -> None:
     feeds = [Feed(i.name, i.dtype, i.shape, i.split, i.optional, ()) for i in model.inputs]
     arrays = bound_arrays(feeds, loaded.first_batch(), {}, model.unused_inputs, model.input_order)
     counts = {len(arrays[feed.name]) for feed in feeds if feed.split and feed.name in arrays}
-    doubt = trace.doubt_of_batch(counts.pop(), workers, model.dealing) if len(counts) == 1 else None
+    if len(counts) != 1:
+        return
+    (examples,) = counts
+    doubt = trace.doubt_of_batch(examples, max(model.dealing.shares(examples, workers)))
     if doubt is not None:
         _logger.warning("%s", doubt)
 

@@ -710,7 +710,7 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
                 raise InputError(
                     f"there are {count} batches for {steps} steps: give more data or fewer steps"
                 ) from None
-            if count == 0:
+            if count == 0 and iterator is batches:
                 raise InputError("there is no batch: an iterator gives its batches once only") from None
             return
         yield batch

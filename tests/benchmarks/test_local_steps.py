@@ -42,6 +42,7 @@ def test_losses_are_beside_each_other():
     assert of_words == of_digits.replace("digits", "words")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("example", mostly_in_soak([*EXAMPLES], "digits_keras"))
 def test_losses_are_of_the_program(example):

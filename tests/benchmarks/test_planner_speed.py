@@ -15,6 +15,7 @@ def test_the_step_and_its_network():
     assert 0.5 < network_for(step).time_s(total_bytes) < 1.5
 
 
+@pytest.mark.soak
 def test_everything_is_timed():
     rows = measure(rounds=1, planned=4, predicted=6, ruled=5)
     assert [(row["what"], row["gradients"]) for row in rows] == [

@@ -181,6 +181,7 @@ def one_device():
     return [float(step()) for _ in range(4)]
 
 
+@pytest.mark.soak
 def test_it_is_traced_planned_and_trained(one_device):
     hosts = Accelerated(caramel.InProcess())
     context = captured(SMALL)

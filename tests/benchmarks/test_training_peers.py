@@ -101,6 +101,7 @@ def test_meters_tell_hosts_apart(site):
     contender.close()
 
 
+@pytest.mark.soak
 def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     contender = SpmdContender("mwms", processes, DENSE, {}, {})
     os.kill(processes.pids()[1], signal.SIGKILL)

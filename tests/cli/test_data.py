@@ -209,6 +209,7 @@ def losses(text):
     return [float(value) for value in re.findall(r"loss ([\d.e+-]+)", text)]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["iterator", *in_soak("step", "noise")])
 def test_an_export_runs_the_pipelines(write, python, tmp_path, name):

@@ -38,6 +38,7 @@ def caramel_says(tmp_path):
     return run
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tf1", "step"])
 def test_two_workers_are_one_device(caramel_says, tmp_path, kind):

@@ -62,6 +62,7 @@ def values(prefix):
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["trained", *in_soak("run[1]")])
 def test_the_checkpoint_before_is_still_there(directory, tmp_path, name):
     prefix, script = tmp_path / name, directory / "run.py"

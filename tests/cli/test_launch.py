@@ -71,7 +71,7 @@ TROUBLES = {
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("log")
-@pytest.mark.parametrize("trouble", ["program", "port", *in_soak("directory", "ssh")])
+@pytest.mark.parametrize("trouble", ["program", *in_soak("port", "directory", "ssh")])
 def test_what_goes_wrong_is_one_line_and_leaves_nothing(network, least_squares, hosts, trouble):
     options = {"directory": ["--remote-directory", "/nowhere"], "ssh": ["--ssh", "no-such-ssh"]}.get(trouble, [])
     if trouble == "port":

@@ -78,6 +78,7 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_report_has_the_try(a_short_look, write, tmp_path):
     report, timeline = tmp_path / "report.html", tmp_path / "step.json"

@@ -136,6 +136,7 @@ main()
 """
 
 
+@pytest.mark.soak
 def test_servers_with_another_version_of_tensorflow(network, least_squares, hosts):
     import tensorflow as tf
 

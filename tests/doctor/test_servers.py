@@ -56,6 +56,7 @@ def examined(network, *arguments):
     return done.returncode, {finding["check"]: finding for finding in said["findings"]}
 
 
+@pytest.mark.soak
 def test_healthy_servers(network, tmp_path):
     """All is well, and nothing is left in the directory. Then in another order, and where others reach the port."""
     cluster = addresses(2222, 2223)

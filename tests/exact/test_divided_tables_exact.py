@@ -504,7 +504,7 @@ def traced(model, rows_bytes, slices_s):
     return Trace(model.digest, op_s, op_bytes, step_s, step_s, 2, 1, None, "by hand")
 
 
-@pytest.mark.parametrize("workers, rows_bytes, is_divided", [(8, 4_000_000, True), (2, 400, False)])
+@pytest.mark.parametrize("workers, rows_bytes, is_divided", [*in_soak((8, 4_000_000, True)), (2, 400, False)])
 def test_the_plan_divides_where_that_is_predicted_to_be_faster(workers, rows_bytes, is_divided):
     """Many rows and many workers: all-gathered, each worker gets the rows of all others."""
     context = captured(small())

@@ -66,7 +66,8 @@ def test_optimizer(optimizer, servers, workers):
 
 
 WITH_SGD = ("sum", "constraint", "attention", "two_losses", "branch", "loop")
-IN_EVERY_RUN = [(name, "sgd" if name in WITH_SGD else "adam") for name in FEATURE]
+IN_EVERY_RUN = [(name, "sgd" if name in WITH_SGD else "adam") for name in sorted(FEATURE)[::2]]
+"""Every other feature: what a step does is followed as for all-reduces, whose tests have the others."""
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ with open(sys.argv[4], "wb") as file:
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_on_two_servers(network, tmp_path, wanted):

@@ -86,7 +86,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("kind", ["dataset", *in_soak("arrays")])
-@pytest.mark.parametrize("name", mostly_in_soak(list(BESIDE), "added zeros", "the state of a cell", "reshaped"))
+@pytest.mark.parametrize("name", mostly_in_soak(list(BESIDE), "added zeros", "reshaped"))
 def test_what_has_the_size_of_a_batch(name, kind):
     series = np.random.default_rng(0).normal(size=(32, 5, 3))
     data = series, series.sum((1, 2))[:, None]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 from caramel.compiler.server_tasks import server_tasks
@@ -59,7 +60,7 @@ def test_the_servers_are_said(data, capsys):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("is_evaluated_first", [False, True])
+@pytest.mark.parametrize("is_evaluated_first", [True, *in_soak(False)])
 def test_sessions_with_and_without_servers_on_the_same_processes(data, namespaces, is_evaluated_first):
     model, alone = made(), made()
     where = {"workers": 2, "cluster": caramel.LocalProcesses(), "batch_size": 12, "verbose": 0}
@@ -77,6 +78,7 @@ def test_sessions_with_and_without_servers_on_the_same_processes(data, namespace
     assert again.history == caramel.fit(alone, *data, **options, validation_split=0.25).history
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_server_beside_a_worker_and_then_one_of_its_own(data, namespaces):
@@ -140,6 +142,7 @@ print("evaluated", caramel.evaluate(model, x, x[:, :1], workers=2, verbose=0, cl
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_number_of_workers_follows_from_the_cluster(network):

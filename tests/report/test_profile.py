@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 from caramel.report.profile import Profile, profiled_step
@@ -166,7 +167,7 @@ def test_batches_that_end_too_early():
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("slow, is_in_front", [(0, True), (2, True), (1, False)])
+@pytest.mark.parametrize("slow, is_in_front", [(2, True), (1, False), *in_soak((0, True))])
 def test_a_worker_that_is_delayed_on_purpose_is_the_straggler(slow, is_in_front):
     context = looping(is_in_front)
     rounds = np.ones([6], np.int32)

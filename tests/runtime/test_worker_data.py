@@ -11,6 +11,7 @@ from numbered_data import model, numbers, seen
 from variants import in_soak
 
 import caramel
+from caramel.dealing import WHOLE
 from caramel.errors import DataError, EndOfData, StepError
 from caramel.modifiers.unrolled_elements import TakenElements
 from caramel.runtime.checkpoint import read_values, write_values
@@ -261,7 +262,9 @@ def driver(workers, ahead=False):
         digest_key="digest", ahead=ahead, **names,
     )  # fmt: skip
     empty = {field: () for field in Signature.__dataclass_fields__ if field not in ("workers", "data")}
-    signature = Signature(**{**empty, "workers": workers.count, "weights": ("w",) * workers.count, "data": data})
+    signature = Signature(
+        **{**empty, "dealing": WHOLE, "workers": workers.count, "weights": ("w",) * workers.count, "data": data}
+    )
     return WorkerData(signature, workers.run_each)
 
 

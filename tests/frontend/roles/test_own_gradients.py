@@ -80,6 +80,7 @@ NETWORKS = {"ResNet50": 161, "EfficientNetB0": 213}
 """Trainable variables of networks of Keras: shortcuts and moments along an axis by its number; swish and attention."""
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_of_keras_need_no_sums(name):

@@ -211,6 +211,7 @@ def test_in_a_fit(job, how):
     assert names(job.lose(1, HOW[how]), 1)
 
 
+@pytest.mark.soak
 def test_one_that_is_stopped_before_the_session_opens(job):
     """The kernel takes connections for it, and nobody answers. The driver waits for it as for one that has to start."""
     job = job(mode="late")
@@ -282,6 +283,7 @@ def test_a_driver_that_is_killed_leaves_nothing(job, network):
     assert not any(line_of(server, 5) for server in job.servers)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mode", ["steps", *in_soak("between")])
 def test_a_driver_that_is_cut_off_leaves_nothing(testbed, mode):
     """Servers hear nothing from it, not even that its connections have ended."""
