@@ -2,6 +2,8 @@
 
 import statistics
 
+import pytest
+
 from benchmarks.planner_speed import chain, measure, network_for, rules, table
 
 
