@@ -125,11 +125,16 @@ def _counts_in(nodes: Graph) -> Iterator[_Found]:
         if node.op in _LENGTH_DIVISIONS and _is_of_a_shape(nodes, texts[0]):
             for number in _numbers(nodes, texts[1]):
                 yield _Found(number, _Way.LENGTH)
-        elif node.op == "Split" and [*_numbers(nodes, texts[0])] == [0]:
+        elif node.op == "Split" and [*_numbers(nodes, texts[0])] == [0] and not _is_fixed(nodes, texts[1]):
             yield _Found(node.attr["num_split"].i, _way(nodes, texts[1]))
-        elif node.op == "Reshape":
+        elif node.op == "Reshape" and not _is_fixed(nodes, texts[0]):
             for number in _leading(nodes, texts[1]):
                 yield _Found(number, _way(nodes, texts[0]))
+
+
+def _is_fixed(nodes: Graph, text: str) -> bool:
+    """Whether a tensor is a constant or the value of a variable, which have no rows of a batch."""
+    return _behind(nodes, text).op in ("Const", "ReadVariableOp")
 
 
 def _leading(nodes: Graph, text: str) -> Sequence[int]:

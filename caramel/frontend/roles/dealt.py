@@ -85,7 +85,8 @@ def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None
 
 def _is_possible(raw: RawProgram) -> bool:
     """Whether there is something to deal."""
-    return raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
+    is_divided = raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
+    return is_divided and bool(possible_counts(raw.graph, raw.library, raw.row_constants))
 
 
 def _is_refused(raw: RawProgram) -> bool:
