@@ -18,6 +18,10 @@ from caramel.graph.graph import node_of
 from caramel.graph.nodes import colocated
 
 
+_OF_A_SHAPE = "for '{{node "
+"""Part of what TensorFlow says of a node whose inputs have shapes that do not fit."""
+
+
 def _scope(name: str) -> str:
     """The innermost scope that a name is in; "" for none."""
     return name.rpartition("/")[0]
@@ -68,6 +72,8 @@ class GrowingGraph:
             try:
                 self._inside.update(import_bare(self.graph, piece, self._inside))
             except ValueError as error:
+                if _OF_A_SHAPE not in str(error):
+                    raise
                 raise CaptureError(
                     f"what several workers run of the step does not fit together: {error}. A step that makes arrays of "
                     "a fixed number of examples has others on each worker: make them by ops, from tf.shape(x)[0]"
