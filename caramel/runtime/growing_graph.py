@@ -17,7 +17,6 @@ from caramel.graph.bare_import import import_bare, op_of
 from caramel.graph.graph import node_of
 from caramel.graph.nodes import colocated
 
-
 _OF_A_SHAPE = "for '{{node "
 """Part of what TensorFlow says of a node whose inputs have shapes that do not fit."""
 
