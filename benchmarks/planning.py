@@ -129,8 +129,7 @@ def _point(boundaries: Boundaries, network: Network, rate: float, size: float) -
     for name, analyzers in POLICIES.items():
         schedule = analyse(analyzers, [boundaries, network], [Schedule])[Schedule]
         found[name] = simulate(boundaries, schedule, network.time_s).iteration_s
-    line = max(network.lines_below(size), key=lambda line: line.time_s(size))  # the highest for all bytes
-    return Point(rate, lower_bounds(boundaries, line).lb1_s, found)
+    return Point(rate, lower_bounds(boundaries, network.line_below(size)).lb1_s, found)
 
 
 def traced_boundaries(name: str, trace_file: Path) -> Boundaries:

@@ -251,6 +251,14 @@ class Network:
             return Line(0.0, 0.0)
         return fit_line([Sample(size, self.channel_s(size)) for size in _sizes(total_bytes, _SMALLEST_PLANNED_BYTES)])
 
+    def line_below(self, total_bytes: float) -> Line:
+        """Of `lines_below`, the one that is highest for all bytes of a step.
+
+        Args:
+            total_bytes: bytes of all gradients.
+        """
+        return max(self.lines_below(total_bytes), key=lambda line: line.time_s(total_bytes))
+
     def lines_below(self, total_bytes: float) -> Sequence[Line]:
         """Lines that no transfer of up to all bytes of a step is below, whatever may be chosen; for bounds.
 

@@ -21,11 +21,6 @@ from caramel.netmodel.model import NetworkModel
 MODEL = NetworkModel.from_costs(2e-3, 3e-6, 5e-6)
 
 
-def below(network):
-    """Of the lines for bounds, the one that is highest for 1 MiB."""
-    return max(network.lines_below(2**20), key=lambda line: line.time_s(2**20))
-
-
 @pytest.mark.parametrize("options", [("ring", 1), ("ring", None), ("halving_doubling", 1), (None, None)])
 def test_times_are_those_of_the_cost_table(options):
     """For two workers, ring and halving-doubling are alike: two messages, all bytes once, half of them added."""
@@ -70,20 +65,20 @@ def on(model, *options, **others):
 def test_no_transfer_is_below_the_line_for_bounds(times_s, chosen, size):
     model = measured(times_s)
     assert model.choose(2**20, 4, is_beside=True).algorithm == chosen
-    line = below(on(model))
+    line = on(model).line_below(2**20)
     times = [on(model, name, depth).time_s(size) for name in times_s for depth in (1, None)]
     assert line.time_s(size) <= min(times) * (1 + 1e-9)
-    assert below(on(model, chosen)).time_s(2**20) == pytest.approx(on(model, chosen).time_s(2**20))
+    assert on(model, chosen).line_below(2**20).time_s(2**20) == pytest.approx(on(model, chosen).time_s(2**20))
 
 
 def test_bounds_are_for_what_is_allowed():
     """Not for what a mode excludes, nor for the extension of a line that ends where something else was measured."""
     model = measured({"ring": 0.1, "shuffle": 0.2})
-    assert below(on(model, deterministic=True)).time_s(2**20) == pytest.approx(0.2)
+    assert on(model, deterministic=True).line_below(2**20).time_s(2**20) == pytest.approx(0.2)
     given_up = Curve.fitted(4, "star", 1, [Sample(64, 1e-3), Sample(2**12, 1.1e-3)])
     model = NetworkModel("a test", (*model.curves, given_up))
     assert model.predict("star", 1, 4, 2**20).time_s < 0.1
-    assert below(on(model)).time_s(2**20) == pytest.approx(0.1, rel=0.01)
+    assert on(model).line_below(2**20).time_s(2**20) == pytest.approx(0.1, rel=0.01)
 
 
 @pytest.mark.parametrize(
