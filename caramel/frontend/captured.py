@@ -72,6 +72,7 @@ class RawGradient:
         indices: tensor name of the row numbers of the values, where the gradient is sparse; else None.
         differentiated_again: whether another differentiation goes through the gradient.
         losses_inside: where a loop adds up the gradient, the tensors of its body that are differentiated.
+        scales_inside: the same, constants by which the loop scales what it adds up, as (function, node).
     """
 
     variable: str
@@ -82,6 +83,7 @@ class RawGradient:
     indices: str | None = None
     differentiated_again: bool = False
     losses_inside: tuple[str, ...] = ()
+    scales_inside: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -489,6 +489,32 @@ def test_arrays_of_python_for_each_row_of_a_part():
         session.step(*batches(24)[0])
 
 
+def scaling_in_a_loop(x, y, w, reduce, scale):
+    """Sums of two micro-batches, scaled in each round by the number of their rows."""
+    rows, total = x.shape[0] // 2, tf.zeros_like(w)
+    xs, ys, losses = tf.reshape(x, [2, rows, 3]), tf.reshape(y, [2, rows]), tf.constant(0.0, tf.float64)
+    for i in tf.range(2):
+        with tf.GradientTape() as tape:
+            loss = reduce((tf.linalg.matvec(xs[i], w) - ys[i]) ** 2)
+        total += tape.gradient(loss, w) * tf.constant(float(rows**scale), tf.float64)
+        losses += loss
+    w.assign_sub(0.01 * total)
+    return losses
+
+
+@pytest.mark.parametrize("reduce, scale", [(tf.reduce_sum, -1), (tf.reduce_mean, 1)])
+def test_gradients_scaled_in_a_loop_by_a_fixed_number_of_rows(reduce, scale):
+    w = tf.Variable(WEIGHTS)
+
+    def step(x, y):
+        return scaling_in_a_loop(x, y, w, reduce, scale)
+
+    specs = [tf.TensorSpec([24, 3], tf.float64, "x"), tf.TensorSpec([24], tf.float64, "y")]
+    with pytest.raises(caramel.UnsupportedError, match="scale the sum after the loop"):
+        caramel.ARModel(caramel.capture(step, specs), 2)
+    caramel.ARModel(caramel.capture(step, specs), 1)  # which has the number of one device
+
+
 def giving_all(w, x, y):
     """Results of all rows beside micro-batches."""
     first = parts(x)[0]

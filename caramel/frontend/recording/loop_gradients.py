@@ -9,7 +9,7 @@ from typing import Any
 from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, targets_at
 from caramel.frontend.captured import RawGradient
 from caramel.frontend.recording.recorder import MarkedGradient, Recorder
-from caramel.frontend.roles.accumulation import Sums
+from caramel.frontend.roles.accumulation import Sums, Terms
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
@@ -47,8 +47,9 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
             continue
         analysis = _Loop(graph, loop, body, condition, marked, recorder.gradients)
         for position in range(len(body.results)):
-            sources = analysis.summed(position)
-            if sources:
+            terms = analysis.summed(position)
+            if terms is not None:
+                sources = terms.gradients
                 marked_gradient = recorder.gradients[marked[min(sources)]]
                 handle = handle_of(marked_gradient.variable)
                 if handle is not None:
@@ -63,6 +64,7 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
                             marked_gradient.location,
                             differentiated_again=any(each.differentiated_again for each in those),
                             losses_inside=_losses(body, {each.call for each in those}),
+                            scales_inside=frozenset((loop.attr["body"].func.name, name) for name in terms.scales),
                         )
                     )
                     marks.update(marked[m] for m in sources)
@@ -93,22 +95,22 @@ class _Loop:
         self._marked = marked
         self._gradients = gradients
 
-    def summed(self, position: int) -> frozenset[str]:
-        """The gradients whose sum a loop variable is; empty if a gradient or the sum has any other use in the loop."""
+    def summed(self, position: int) -> Terms | None:
+        """The gradients whose sum a loop variable is; None if a gradient or the sum has any other use in the loop."""
         body = self._body
         if not self._outside.is_zero(self._loop.input[position]):
-            return frozenset()
+            return None
         if self._condition.graph.consumers[self._condition.arguments[position]]:
-            return frozenset()  # how often it goes round depends on the sum
+            return None  # how often it goes round depends on the sum
         terms = self._sums.terms(body.results[position], self._marked, lambda t: body.argument_of(t) == position)
         if terms is None or terms.base_count != 1 or not terms.gradients:
-            return frozenset()
+            return None
         if len({id(self._gradients[self._marked[m]].variable) for m in terms.gradients}) > 1:
-            return frozenset()
+            return None
         used = {*map(node_of, terms.gradients), *(terms.path), body.arguments[position]}
         results = {node_of(text) for number, text in enumerate(body.results) if number != position}
         for name in used:
             readers = {r for r, p in body.graph.consumers[name] if parse_input(body.graph[r].input[p])[1] >= 0}
             if not readers <= used or name in results:
-                return frozenset()
-        return terms.gradients
+                return None
+        return terms

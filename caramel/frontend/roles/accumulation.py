@@ -104,11 +104,13 @@ class Terms:
         gradients: tensors of the gradients in the sum, scaled by constants or not.
         base_count: number of times that the base, to which they are added, is in the sum; it is never scaled.
         path: names of the nodes that add and scale.
+        scales: names of the constants by which they scale.
     """
 
     gradients: frozenset[str]
     base_count: int
     path: frozenset[str]
+    scales: frozenset[str] = frozenset()
 
 
 class Sums:
@@ -140,12 +142,14 @@ class Sums:
             return Terms(frozenset(), 1, frozenset())
         node = self._step[node_of(text)]
         inputs = data_texts(node)
+        scales: frozenset[str] = frozenset()
         if node.op in _SUM_OPS:
             parts = [self.terms(i, markers, is_base) for i in inputs if not self.is_zero(i)]
         elif node.op == "Identity":
             parts = [self.terms(inputs[0], markers, is_base)]
         elif (scaled := self.scaled(node)) is not None:
             parts = [self.terms(scaled, markers, is_base)]
+            scales = frozenset(self._constant_behind(other).name for other in inputs if other != scaled)
             if parts[0] is not None and parts[0].base_count:
                 return None  # a running average, not a sum
         else:
@@ -157,6 +161,7 @@ class Sums:
             frozenset().union(*(part.gradients for part in known_parts)),
             sum(part.base_count for part in known_parts),
             frozenset([node.name]).union(*(part.path for part in known_parts)),
+            scales.union(*(part.scales for part in known_parts)),
         )
 
     def scaled(self, node: NodeDef) -> str | None:
@@ -168,10 +173,13 @@ class Sums:
             return first
         return second if node.op == "Mul" and self._is_constant_number(first) else None
 
-    def _is_constant_number(self, text: str) -> bool:
+    def _constant_behind(self, text: str) -> NodeDef:
+        """The node whose number a tensor has, perhaps in another element type."""
         node = self._behind_identities(text)
-        if node.op == "Cast":
-            return self._is_constant_number(node.input[0])
+        return self._constant_behind(node.input[0]) if node.op == "Cast" else node
+
+    def _is_constant_number(self, text: str) -> bool:
+        node = self._constant_behind(text)
         is_number = node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
         return is_number and node.name not in self._varying
 

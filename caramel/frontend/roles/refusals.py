@@ -117,6 +117,12 @@ def refuse_in_loops(raw: RawProgram) -> None:
     Raises:
         UnsupportedError: for the first such gradient; the message says what to do instead.
     """
+    for gradient in raw.gradients:
+        if not gradient.scales_inside.isdisjoint(raw.row_constants or ()):
+            raise UnsupportedError(
+                f"the loop of {gradient.tensor!r} scales the gradients that it adds up by a number that follows from "
+                "that of the examples, which is another one on each worker: scale the sum after the loop"
+            )
     for node in raw.graph:
         for function, inner in raw.library.inner_nodes(node):
             if GRADIENT_ATTRIBUTE in inner.attr and inner.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_gradient_numbers:
