@@ -401,7 +401,7 @@ class Model:
         return tuple(v for v in self.variables if v.kind in kinds)
 
     @property
-    def is_for_any_number(self) -> bool:
+    def is_the_same_alone(self) -> bool:
         """Whether the step is the same one for one worker: nothing is exchanged in it, nor dealt to several."""
         return not self.forward_sums and self.dealing == WHOLE
 

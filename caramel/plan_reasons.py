@@ -96,8 +96,7 @@ def _of_exchange(plan: Plan, name: str) -> str:
     name = _named_among(plan, name, [p for exchange in exchanges for p in exchange.parameters], "parameter")
     number = next(n for n, exchange in enumerate(exchanges) if name in exchange.parameters)
     exchange = exchanges[number]
-    others = len(exchange.parameters) - 1
-    shared = f" together with {counted(others, 'other parameter')}" if others else ""
+    shared = _together(exchange.parameters, "other parameter")
     return (
         f"{name}: its gradient does not travel. Every worker updates it with its own, and after at most "
         f"{plan.local.sync_every} steps its difference is in transfer {number} of the exchange{shared}, "
@@ -114,13 +113,17 @@ def _of_piece(plan: Plan, number: int, piece: Piece) -> str:
     update = " Each worker makes its part of the update, and all get the new parameter." if is_sharded else ""
     elsewhere = in_other_window(plan, number)
     alternative = f" {elsewhere[0].upper()}{elsewhere[1:]}." if elsewhere else ""
-    others = len(transfer.gradients) - 1
-    shared = f" together with {counted(others, 'other gradient')}" if others else ""
+    shared = _together(transfer.gradients, "other gradient")
     return (
         f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {_on_wire(transfer)}, "
         f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
         f"{transfer.reason}{alternative}{update}"
     )
+
+
+def _together(names: Sequence[str], noun: str) -> str:
+    """How many others travel with one of some."""
+    return f" together with {counted(len(names) - 1, noun)}" if len(names) > 1 else ""
 
 
 def _on_wire(transfer: Any) -> str:

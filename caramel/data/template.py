@@ -211,7 +211,7 @@ class _Builder:
         if self._sharding is Sharding.SLICE:
             size = rows[0] // self._micro_batches
             share = _share(size, rank, workers)
-            kept = [self._rows(tensor, rank, workers) if item.split else tensor for item, tensor in chosen]
+            kept = [self._own_rows(tensor, rank, workers) if item.split else tensor for item, tensor in chosen]
             mean = tf.cast(workers * share, tf.float64) / tf.cast(size, tf.float64)
             weights = [mean, tf.cast(share > 0, tf.float64)]
             share *= self._micro_batches
@@ -220,9 +220,9 @@ class _Builder:
             kept = [tensor for _, tensor in chosen]
         return raw.OptionalFromValue(components=[*kept, *weights]), tf.stack([index, share, *rows])
 
-    def _rows(self, tensor: Any, rank: Any, workers: Any) -> Any:
+    def _own_rows(self, tensor: Any, rank: Any, workers: Any) -> Any:
         """A worker's rows of a batch: those of each micro-batch, one after the other."""
-        if self._micro_batches == 1:
+        if self._micro_batches == 1:  # without a copy
             return _rows(tensor, rank, workers)
         shape = tf.shape(tensor, tf.int64)
         size = shape[0] // self._micro_batches

@@ -368,7 +368,7 @@ class Context:
 
     @cached_property
     def _model_alone(self) -> Model:
-        if "model" in vars(self) and self.model.is_for_any_number:  # worked out already
+        if "model" in vars(self) and self.model.is_the_same_alone:  # worked out already
             return self.model
         try:
             return self._with_data(assemble_alone(self._raw))

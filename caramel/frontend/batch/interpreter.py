@@ -31,7 +31,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
 )
 from caramel.frontend.batch.micro_batches import of_micro_batches
-from caramel.frontend.batch.op import Op
+from caramel.frontend.batch.op import KEEPS_NUMBERS, Op
 from caramel.frontend.batch.tensor_gradients import TensorGradient, gradient_by_tensor, tensor_gradients
 from caramel.graph import ops
 from caramel.graph.functions import Library, arguments_from
@@ -45,9 +45,6 @@ _MAX_ROUNDS = 10
 
 _SAME_ENTRIES = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"})
 """Ops that leave the entries of their first input as they are, in the same order."""
-
-_KEEPS_NUMBERS = frozenset({"Identity", "Cast"})
-"""Ops that leave the numbers of a loop what they are."""
 
 _NONE, _REST = Size(Fraction(0)), Size(Fraction(-1))
 """The begin and the size of a slice that takes all of an axis."""
@@ -401,7 +398,7 @@ class Analysis:
         """The number below which a tensor is that a loop counts with; None for any other."""
         while tensor_name(text) not in self._limits:
             node = self._producer(text)
-            if node.op not in _KEEPS_NUMBERS:
+            if node.op not in KEEPS_NUMBERS:
                 return None
             text = node.input[0]
         return self._limits[tensor_name(text)]

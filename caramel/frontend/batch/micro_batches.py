@@ -42,7 +42,7 @@ _SHAPES = ops.op_names("Shape ShapeN Size")
 _ON_SIZES = ops.op_names("Identity Cast StridedSlice GatherV2 Squeeze Reshape Pack Unpack")
 """Ops between a shape and a size out of it."""
 
-_NUMBERS = ("float", "int", "uint")
+_NUMBER_TYPES = ("float", "int", "uint")
 """Beginnings of the names of the dtypes in which a number of micro-batches may stand."""
 
 _MOST_BETWEEN = 8
@@ -156,8 +156,10 @@ def _is_of_a_shape(nodes: Graph, text: str) -> bool:
     """Whether a number may be the length of a tensor: it comes from a shape, or from outside of the function."""
     node = _behind(nodes, text)
     for _ in range(_MOST_BETWEEN):
-        if node.op in _SHAPES or node.op in ops.PLACEHOLDERS:
+        if node.op in _SHAPES:
             return True
+        if node.op in ops.PLACEHOLDERS:
+            return ops.dtype_name(node.attr["dtype"].type) in ("int32", "int64")
         if node.op not in _ON_SIZES:
             return False
         node = _behind(nodes, data_texts(node)[0])
@@ -169,7 +171,7 @@ def _numbers(nodes: Graph, text: str) -> Iterator[int]:
     node = _behind(nodes, text)
     if node.op == "Cast":
         node = _behind(nodes, data_texts(node)[0])
-    if node.op == "Const" and ops.dtype_name(node.attr["dtype"].type).startswith(_NUMBERS):
+    if node.op == "Const" and ops.dtype_name(node.attr["dtype"].type).startswith(_NUMBER_TYPES):
         numbers = tf.make_ndarray(node.attr["value"].tensor).ravel().tolist()
         yield from (int(n) for n in numbers if abs(n) <= _MOST_MICRO_BATCHES and n == int(n))
 
@@ -262,8 +264,5 @@ def _size_out_of(op: Op, value: MicroBatches) -> Value:
     places = [p % len(value.sizes) for p in places]
     if 0 not in places:
         return of_sizes(tuple(value.sizes[p] for p in places))
-    return (
-        replace(value, facet=Facet.LENGTH, sizes=())
-        if len(places) == 1 and op.result_shape() == ()
-        else (op.unknown(MIXES_EXAMPLES))
-    )
+    is_length = len(places) == 1 and op.result_shape() == ()
+    return replace(value, facet=Facet.LENGTH, sizes=()) if is_length else op.unknown(MIXES_EXAMPLES)

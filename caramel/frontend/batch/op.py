@@ -27,7 +27,7 @@ _FRACTIONAL_PREFIXES = ("float", "bfloat", "complex")
 """Beginnings of the names of the dtypes whose numbers need not be integers."""
 
 
-_KEEPS_NUMBERS = ops.op_names("Identity Cast StopGradient EnsureShape Snapshot")
+KEEPS_NUMBERS = ops.op_names("Identity Cast StopGradient EnsureShape Snapshot")
 """Ops that leave whole numbers what they are, but for a Cast to bool."""
 
 
@@ -112,7 +112,7 @@ class Op:
     @property
     def keeps_numbers(self) -> bool:
         """Whether the op leaves whole numbers, such as places, what they are; a Cast to bool does not."""
-        return self.node.op in _KEEPS_NUMBERS and not self.casts_to_bool
+        return self.node.op in KEEPS_NUMBERS and not self.casts_to_bool
 
     @property
     def makes_fractions(self) -> bool:

@@ -210,8 +210,20 @@ def _findings(raw: RawProgram) -> _Findings | RawProgram:
         if shared is not None:
             return shared
     return _Findings(
-        *(raw, loss, step, graph, used, sorted_out.aggregated, sorted_out.inside, inputs, sums.gradients, roles),
-        *(reduction, reductions, addends, left),
+        raw=raw,
+        loss=loss,
+        step=step,
+        graph=graph,
+        used=used,
+        aggregated=sorted_out.aggregated,
+        inside=sorted_out.inside,
+        inputs=inputs,
+        gradients=sums.gradients,
+        roles=roles,
+        reduction=reduction,
+        reductions=reductions,
+        addends=addends,
+        left=left,
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from caramel.dealing import Dealing
 from caramel.errors import CaptureError
-from caramel.frontend.batch.micro_batches import possible_counts
+from caramel.frontend.batch.micro_batches import Count, possible_counts
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.assemble import assemble
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -29,14 +29,16 @@ def assemble_dealt(raw: RawProgram, examples: int | None) -> Model:
         GatherNeeded: the examples of all workers are needed; a batch that K does not divide can only be cut so.
     """
     if raw.reduction is not None:
-        is_cut = _is_possible(raw) and _is_refused(replace(raw, reduction=None))
-        return (_dealt(raw, examples, is_sure=True) if is_cut else None) or assemble(raw)
+        counts = _counts(raw)
+        is_cut = bool(counts) and _is_refused(replace(raw, reduction=None))
+        return (_dealt(raw, counts, examples, is_sure=True) if is_cut else None) or assemble(raw)
     try:
         return assemble(raw)
     except CaptureError as refusal:
-        model = _dealt(raw, examples, is_sure=True)
+        counts = _counts(raw)
+        model = _dealt(raw, counts, examples, is_sure=True)
         if model is None and not isinstance(refusal, GatherNeeded):
-            model = _dealt(raw, examples, is_sure=False)
+            model = _dealt(raw, counts, examples, is_sure=False)
         if model is None:
             raise
         return model
@@ -53,23 +55,22 @@ def assemble_divisible(raw: RawProgram, examples: int | None, refusal: CaptureEr
     Raises:
         CaptureError: that, where it cannot be so either.
     """
-    model = _dealt(raw, examples, is_sure=False)
+    model = _dealt(raw, _counts(raw), examples, is_sure=False)
     if model is None:
         raise refusal
     return model
 
 
-def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None:
+def _dealt(raw: RawProgram, counts: Sequence[Count], examples: int | None, is_sure: bool) -> Model | None:
     """The model of a step whose workers have their part of each micro-batch; None where that cannot be.
 
     Args:
         raw: the captured program.
+        counts: numbers of micro-batches to try.
         examples: number of examples in every batch; None where it is not fixed.
         is_sure: whether the step must run with any batch with which it runs on one device, or else with only some.
     """
-    if not _is_possible(raw):
-        return None
-    for dealing in _dealings(raw, examples, is_sure):
+    for dealing in _dealings(counts, examples, is_sure):
         count = dealing.micro_batches
         note = f"the step cuts its batch into {count} micro-batches: each worker takes its rows of every one of them"
         if dealing.leaves_remainder:
@@ -83,10 +84,10 @@ def _dealt(raw: RawProgram, examples: int | None, is_sure: bool) -> Model | None
     return None
 
 
-def _is_possible(raw: RawProgram) -> bool:
-    """Whether there is something to deal."""
+def _counts(raw: RawProgram) -> Sequence[Count]:
+    """The numbers of micro-batches into which the step may cut its batch; none where there is nothing to deal."""
     is_divided = raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
-    return is_divided and bool(possible_counts(raw.graph, raw.library, raw.row_constants))
+    return possible_counts(raw.graph, raw.library, raw.row_constants) if is_divided else ()
 
 
 def _is_refused(raw: RawProgram) -> bool:
@@ -97,8 +98,8 @@ def _is_refused(raw: RawProgram) -> bool:
     return False
 
 
-def _dealings(raw: RawProgram, examples: int | None, is_sure: bool) -> Iterator[Dealing]:
-    for count in possible_counts(raw.graph, raw.library, raw.row_constants):
+def _dealings(counts: Sequence[Count], examples: int | None, is_sure: bool) -> Iterator[Dealing]:
+    for count in counts:
         if is_sure:
             yield Dealing(count.number, leaves_remainder=True)
         if examples is not None and examples % count.number:
