@@ -8,6 +8,7 @@ import pytest
 
 import caramel
 from caramel.dealing import WHOLE, Dealing
+from caramel.runtime.feeds import Batch, warn_of_idle_workers
 from caramel.util.ranges import balanced
 
 RUNNER = Path(caramel.__file__).parent / "export" / "templates" / "run.py"
@@ -75,3 +76,11 @@ def test_the_rows_of_some_workers_are_dealt_to_them_as_in_the_whole_job(workers,
 
     own = np.concatenate([array[each] for each in dealing.of_first(rows, workers, all_workers)])
     assert dealt(own, workers) == dealt(array, all_workers)[:workers]
+
+
+@pytest.mark.parametrize("dealing, rows, idle", [(WHOLE, 3, 1), (WHOLE, 4, 0), (Dealing(4), 8, 2), (Dealing(4), 16, 0)])
+def test_workers_without_rows_are_said(caplog, dealing, rows, idle):
+    warn_of_idle_workers(Batch({}, dealing.shares(rows, 4)))
+    assert [f"{idle} of them compute in vain" in record.getMessage() for record in caplog.records] == [True] * (
+        idle > 0
+    )

@@ -376,3 +376,35 @@ def test_a_row_for_each_example_in_a_graph_of_a_fixed_batch(is_constant):
     with pytest.raises(caramel.CaptureError, match="a row of its own for each example of a part"):
         caramel.ARModel(context, 2)
     assert caramel.ARModel(context, 1).plan.workers == 1
+
+
+def test_an_input_that_is_said_to_be_replicated_later():
+    """Also where the step is traced once more, for the rows of a part."""
+    w = tf.Variable(np.ones(4), name="w")
+    table = np.arange(12.0).reshape(3, 4)
+
+    def step(x, table):
+        with tf.GradientTape() as tape:
+            rows = tf.reshape(x, [x.shape[0], 1, 4]) * table[None]
+            loss = tf.reduce_mean(tf.linalg.matvec(rows, w) ** 2)
+        w.assign_sub(1e-4 * tape.gradient(loss, w))
+        return loss
+
+    specs = [tf.TensorSpec([BATCH, 4], tf.float64, "x"), tf.TensorSpec([3, 4], tf.float64, "table")]
+    context = caramel.capture(step, specs)
+    context.replicated = ["table"]
+    want = float(step(tf.constant(X[0]), tf.constant(table)))
+    w.assign(np.ones(4))
+    with caramel.ARModel(context, 2).session() as session:
+        np.testing.assert_allclose(session.step(X[0], table).loss, want)
+
+
+def test_the_cause_of_a_refusal_is_kept():
+    """The place in the user's own code."""
+
+    def step(x, y):
+        raise KeyError("of the user")
+
+    with pytest.raises(caramel.CaptureError) as refused:
+        caramel.ARModel(caramel.capture(step, FIXED), 2)
+    assert isinstance(refused.value.__cause__, KeyError)

@@ -45,6 +45,19 @@ def test_predicted_and_measured_are_beside_each_other(planned):
     assert document["otherData"]["measured step [ms]"] == 3.0
 
 
+def test_workers_and_servers_are_the_same_processes_in_every_step():
+    """A prediction has the first workers only, and all servers."""
+    bars = (Bar("forward pass", "MatMul", 0.0, 1e-3),)
+
+    def step(source, workers):
+        lanes = [tuple(Lanes(rank, bars, ()) for rank in range(count)) for count in (workers, 2)]
+        return StepTimeline(source, 1e-3, lanes[0], servers=lanes[1])
+
+    events = json.loads(trace_events(None, [step("predicted", 16), step("measured", 20)]))["traceEvents"]
+    names = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
+    assert len(names) == len({process for process, _ in names}) == len({name for _, name in names}) == 22
+
+
 def test_bars_of_a_thread_do_not_overlap_and_threads_are_numbered_once(large_step):
     document = json.loads(trace_events(None, [large_step(300, 2)]))
     for events in threads(document).values():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from caramel.util.arrays import array_of
+from caramel.util.arrays import array_of, same_values
 
 DTYPES = [tf.float32, tf.bfloat16, tf.float16, tf.int64, tf.bool, tf.complex64, tf.string]
 
@@ -29,3 +29,15 @@ def test_of_an_array_and_a_variable():
 def test_a_large_tensor_is_not_copied():
     tensor = tf.ones(1000)
     assert np.shares_memory(array_of(tensor), array_of(tensor))
+
+
+@pytest.mark.parametrize("dtype", ["float32", tf.bfloat16.as_numpy_dtype, "complex64"])
+def test_what_is_no_number_is_equal_to_itself(dtype):
+    values = np.array([1.0, np.nan]).astype(dtype)
+    assert same_values(values, values.copy()) and not same_values(values, np.array([1.0, 2.0]).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [object, "S4", "U4"])
+def test_texts_are_compared_as_texts(dtype):
+    texts = np.array(["a", "b"]).astype(dtype)
+    assert same_values(texts, texts.copy()) and not same_values(texts, np.array(["a", "c"]).astype(dtype))

@@ -249,6 +249,13 @@ def test_an_exception_in_the_with_block(compiled, batch, processes, ours, scratc
     assert list(scratch.iterdir()) == []
 
 
+def test_a_session_beside_others_takes_free_ports():
+    cluster = caramel.LocalProcesses(base_port=4000, allow_open_ports=True)
+    beside = cluster.beside()
+    assert beside.base_port is None and beside.allow_open_ports
+    assert caramel.InProcess().beside() == caramel.InProcess()
+
+
 def test_base_ports_are_used(compiled, batch, listening_ports):
     """In a namespace of its own every port is free, whatever the host uses."""
     with socket.socket() as taken:
