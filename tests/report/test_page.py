@@ -181,6 +181,18 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
     assert "outside the interval" in text
 
 
+def test_a_step_below_the_bound_that_waits_for_its_data(planned):
+    """The bound says nothing of the wait: it is below without it, and the figure is without it, too."""
+    prediction = planned.plan.prediction
+    record = recorded(planned, [1.0] * 12)
+    record.step_s[:] = array("d", [1.1 * prediction.lower_bound_s] * 12)
+    record._waits_s[:] = array("d", [0.3 * prediction.lower_bound_s] * len(record._waits_s))
+    wide = replace(planned.plan, prediction=replace(prediction, interval=None))
+    texts = [text for _, text in notes(replace(report_of(planned, record=record), plan=wide))]
+    (below,) = (text for text in texts if "is shorter than the lower bound" in text)
+    assert milliseconds(0.8 * prediction.lower_bound_s) in below
+
+
 def test_what_is_measured_is_said_beside_what_is_predicted(planned, measured):
     """Transfers for which a traced step waits longer than the predicted one, and a step that is shorter than the bound."""
     prediction = planned.plan.prediction
