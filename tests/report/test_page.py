@@ -185,8 +185,9 @@ def test_a_step_below_the_bound_that_waits_for_its_data(planned):
     """The bound says nothing of the wait: it is below without it, and the figure is without it, too."""
     prediction = planned.plan.prediction
     record = recorded(planned, [1.0] * 12)
-    record.step_s[:] = array("d", [1.1 * prediction.lower_bound_s] * 12)
-    record._waits_s[:] = array("d", [0.3 * prediction.lower_bound_s] * len(record._waits_s))
+    wait_s = 1.0  # long beside the step
+    record.step_s[:] = array("d", [0.8 * prediction.lower_bound_s + wait_s] * 12)
+    record._waits_s[:] = array("d", [wait_s] * len(record._waits_s))
     wide = replace(planned.plan, prediction=replace(prediction, interval=None))
     texts = [text for _, text in notes(replace(report_of(planned, record=record), plan=wide))]
     (below,) = (text for text in texts if "is shorter than the lower bound" in text)
