@@ -515,33 +515,6 @@ def test_gradients_scaled_in_a_loop_by_a_fixed_number_of_rows(reduce, scale):
     caramel.ARModel(caramel.capture(step, specs), 1)  # which has the number of one device
 
 
-def giving_all(w, x, y):
-    """Results of all rows beside micro-batches."""
-    first = parts(x)[0]
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((tf.linalg.matvec(first, w) - parts(y)[0]) ** 2)
-    predicted = tf.linalg.matvec(x, w)
-    w.assign_sub(0.1 * tape.gradient(loss, w))
-    return {"loss": loss, "predicted": predicted, "columns": tf.transpose(x), "rows": tf.shape(x)[0]}
-
-
-@pytest.mark.parametrize("rows", [24, 15, 6])
-def test_results_of_all_rows_are_in_their_order(rows):
-    fed, w = batches(rows)[0], tf.Variable(WEIGHTS)
-    want = giving_all(tf.Variable(WEIGHTS), *fed)
-    context = caramel.capture(lambda x, y: giving_all(w, x, y), SPECS)
-    with caramel.ARModel(context, 3).session(in_process()) as session:
-        result = session.step(*fed)
-    assert context.model.dealing.micro_batches == K
-    shares = result.worker_examples
-    assert [len(part) for part in result.outputs["predicted"] if len(part)] == [s or K for s in shares]
-    own = [rank for rank, share in enumerate(shares) if share]
-    for name, axis in (("predicted", 0), ("columns", 1)):
-        got = np.concatenate([result.outputs[name][rank] for rank in own], axis)
-        np.testing.assert_allclose(got, want[name], err_msg=name)
-    assert sum(int(result.outputs["rows"][rank]) for rank in own) == rows
-
-
 def test_what_reads_all_rows_leaves_none_over():
     def with_the_number(w, seen, x, y):
         loss = in_a_loop(w, seen, x, y)
@@ -557,29 +530,6 @@ def test_what_reads_all_rows_leaves_none_over():
         make = program_of(step_of)
         exact_steps.check(make, batches(9, 15), [2, 4])
         assert exact_steps.captured_once(make)[1].model.dealing == Dealing(K)
-
-
-def test_results_of_a_micro_batch():
-    """What each example of a micro-batch gives is that of all workers, in the order of one device."""
-    fed = batches(21)[0]
-
-    def step_of(w):
-        def step(x, y):
-            first = slices(x)[0]
-            outputs = tf.linalg.matvec(first, w)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.linalg.matvec(first, w) - slices(y)[0]) ** 2)
-            w.assign_sub(0.1 * tape.gradient(loss, w))
-            return {"loss": loss, "outputs": outputs}
-
-        return step
-
-    want = step_of(tf.Variable(WEIGHTS))(*fed)
-    context = caramel.capture(step_of(tf.Variable(WEIGHTS)), SPECS)
-    with caramel.ARModel(context, 4).session(in_process()) as session:
-        result = session.step(*fed)
-    np.testing.assert_allclose(result.loss, want["loss"])
-    np.testing.assert_allclose(np.concatenate(result.outputs["outputs"]), want["outputs"])
 
 
 class Accumulating(keras.Model):

@@ -324,11 +324,15 @@ class TensorList:
         element: abstract value of each entry; None while the list has no entries.
         per_example: whether the list has one entry for each example.
         complete: whether each such entry is a function of its example; else some may be empty, or hold other values.
+        length: number of entries of a list that has a fixed number of them; None for others, and where it is not known.
+        filled: number of entries, from the first on, that are certain to have been written.
     """
 
     element: Value | None = None
     per_example: bool = False
     complete: bool = False
+    length: int | None = None
+    filled: int = 0
 
 
 @dataclass(frozen=True)
@@ -461,8 +465,13 @@ def joined(first: Value, second: Value) -> Value | None:
 def _joined_lists(first: TensorList, second: TensorList) -> TensorList | None:
     if first.per_example != second.per_example:
         return None
-    complete = first.complete and second.complete
+    covering = replace(
+        first,
+        complete=first.complete and second.complete,
+        length=first.length if first.length == second.length else None,
+        filled=min(first.filled, second.filled),
+    )
     if first.element is None or second.element is None:
-        return TensorList(first.element or second.element, first.per_example, complete)
+        return replace(covering, element=first.element or second.element)
     element = joined(first.element, second.element)
-    return None if element is None else TensorList(element, first.per_example, complete)
+    return None if element is None else replace(covering, element=element)

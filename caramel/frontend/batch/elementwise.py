@@ -84,6 +84,9 @@ _CUTS = frozenset({"Slice", "StridedSlice", "GatherV2"})
 ROWS_OF_A_PART = "has a row of its own for each example of a part, so that all parts would have the same rows"
 """Predicate, for messages, of an op that takes rows of a constant or variable beside a fixed number of examples."""
 
+_UNTOLD_ORDER = "has examples in an order that cannot be told"
+"""Predicate, for messages, of an op on entries of which it is not known whose they are."""
+
 _INVERSE_ROLES = {
     Role.NONE: Role.NONE,
     Role.DIVISOR: Role.FACTOR,
@@ -304,6 +307,10 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
         positions: positions of the inputs that are broadcast.
     """
     rank = None if op.result_shape() is None else len(op.result_shape() or ())
+    first = op.inputs[0]
+    if rank is None and len(op.inputs) == 1 and isinstance(first, Examples):
+        is_known = not (first.before is None and first.after is None and not first.chosen)
+        return replace(first, power=Fraction(0)) if is_known else op.unknown(_UNTOLD_ORDER)
     places, repeated, normalised = set(), True, True
     mixed_by: str | None = None
     for position in positions:
@@ -313,7 +320,7 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
             if value_rank is None or rank is None:
                 return op.unknown("has a tensor of unknown rank")
             if value.before is None and value.after is None and not value.chosen:
-                return op.unknown("has examples in an order that cannot be told")
+                return op.unknown(_UNTOLD_ORDER)
             places.add((value_rank - value.axis, value.arrangement))
             repeated, normalised = repeated and value.repeated, normalised and value.normalised
             mixed_by = mixed_by or value.mixed_by

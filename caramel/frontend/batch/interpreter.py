@@ -24,6 +24,7 @@ from caramel.frontend.batch.domain import (
     SingleExample,
     Size,
     TensorList,
+    Total,
     Unknown,
     Value,
     Whole,
@@ -163,6 +164,10 @@ class Analysis:
                     self._values[current] = self._of(self._graph[current])
         outputs = self._values[name]
         return outputs[index]
+
+    def constant_of(self, tensor: str) -> Any:
+        """The value of a tensor that is made of constants only; None for any other tensor."""
+        return self._constant(tensor)
 
     def complete(self) -> None:
         """Interpret all nodes."""
@@ -464,6 +469,22 @@ class Analysis:
     ) -> list[Value]:
         """The values that a function returns to the op that calls it."""
         body = self._bodies.library.body(name)
+        analysis = self._inside(name, inputs, shapes, constants, limits)
+        op.notes.update(analysis.notes_behind(body.results))
+        for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
+            self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)
+        return [analysis.value_of(text) for text in body.results]
+
+    def _inside(
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        shapes: Sequence[Shape | None],
+        constants: Mapping[int, Any],
+        limits: Mapping[int, int] | None = None,
+    ) -> Analysis:
+        """The interpretation of a function that gets these arguments."""
+        body = self._bodies.library.body(name)
         below = {tensor_name(body.arguments[p]): limit for p, limit in (limits or {}).items()}
         argument_constants = {tensor_name(body.arguments[p]): c for p, c in constants.items() if c is not None}
         argument_values = dict(zip(body.arguments, inputs))
@@ -472,10 +493,7 @@ class Analysis:
         )
         if self._bodies.is_complete:
             analysis.complete()
-        op.notes.update(analysis.notes_behind(body.results))
-        for _, tensor in itertools.chain.from_iterable(map(targets_at, body.inner)):
-            self._bodies.differentiated[op.node.name, tensor] = analysis.value_of(tensor)
-        return [analysis.value_of(text) for text in body.results]
+        return analysis
 
     def _loop(self, op: Op) -> Value | Sequence[Value]:
         """The values that a loop carries, after as many rounds as they take to settle."""
@@ -489,6 +507,7 @@ class Analysis:
         # The counter of a loop is the same number for all examples, but not the one that it starts from.
         carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
         limits = map_loops.limits(self._bodies.library.body(condition), self._bodies.library.body(body), op)
+        carried = self._with_sums(op, carried, shapes, constants, limits)
         for _ in range(max(_MAX_ROUNDS, 2 + len(carried))):  # each may have its value from the one before it
             results = self._results(op, body, carried, shapes, constants, limits)
             after = [
@@ -497,9 +516,63 @@ class Analysis:
             ]
             if after == carried:
                 (goes_on,) = self._results(op, condition, carried, shapes, constants)
-                return carried if is_invariant(goes_on) else self._by_the_batch(op, carried, fixed)
+                if not is_invariant(goes_on):
+                    return self._by_the_batch(op, carried, fixed)
+                return self._with_gathered(op, carried, self._inside(body, carried, shapes, constants, limits))
             carried = after
         return op.unknown("is a loop whose values do not settle")
+
+    def _with_sums(
+        self,
+        op: Op,
+        carried: Sequence[Value],
+        shapes: Sequence[Shape | None],
+        constants: Mapping[int, Any],
+        limits: Mapping[int, int],
+    ) -> list[Value]:
+        """What a loop carries at first: a zero to which the first round adds a sum over the examples is one of none."""
+        first = {
+            p: op.constant_of(op.texts[p])
+            for p, value in enumerate(carried)
+            if p not in constants and p not in limits and is_invariant(value)
+        }
+        zeros = {p: value for p, value in first.items() if value is not None and _is_zero(value)}
+        if not zeros:
+            return [*carried]
+        results = self._results(op, op.node.attr["body"].func.name, carried, shapes, {**constants, **zeros}, limits)
+        return [r if p in zeros and isinstance(r, Total) else v for p, (v, r) in enumerate(zip(carried, results))]
+
+    def _with_gathered(self, op: Op, carried: Sequence[Value], inside: Analysis) -> list[Value]:
+        """The values that a loop of a fixed number of rounds returns: all entries that its rounds put together.
+
+        Args:
+            op: the loop.
+            carried: values in any of its rounds.
+            inside: the interpretation of its body with these.
+        """
+        body, condition = (self._bodies.library.body(op.node.attr[key].func.name) for key in ("body", "cond"))
+        found = map_loops.rounds(condition, body, op)
+        if found is None:
+            return [*carried]
+        rounds, counters = found
+        written = map_loops.lists_written(body, counters)
+
+        def after(position: int, value: Value) -> Value:
+            start = op.inputs[position]
+            if isinstance(value, TensorList) and isinstance(start, TensorList) and position in written:
+                is_known = start.length is not None and start.length <= rounds
+                return replace(value, length=rounds, filled=rounds) if is_known else value
+            behind = map_loops.appended(body, position) if isinstance(value, Unknown) else None
+            shape = op.shape(position)
+            if behind is None or not shape or not rounds:
+                return value
+            appended, axis = inside.value_of(behind[0]), inside.constant_of(behind[1])
+            if not isinstance(appended, Examples) or appended.chosen or appended.before is None or axis is None:
+                return value
+            is_along = int(axis) % len(shape) == appended.axis and shape[appended.axis] == 0
+            return replace(appended, before=appended.before * rounds) if is_along else value
+
+        return [after(position, value) for position, value in enumerate(carried)]
 
     def _by_the_batch(self, op: Op, carried: Sequence[Value], fixed: set[int]) -> Value | Sequence[Value]:
         """The values of a loop whose number of rounds the batch decides: one round for each example, as in map_fn."""
@@ -524,6 +597,10 @@ class Analysis:
         """Positions of the loop variables that no round changes."""
         body = self._bodies.library.body(name)
         return {p for p, text in enumerate(body.results) if body.argument_of(text) == p}
+
+
+def _is_zero(value: Any) -> bool:
+    return value.dtype.kind in "iuf" and not value.any()
 
 
 def _any_number(value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Loops with one round for each example, as `tf.map_fn` makes them: their counters, and the lists that they index."""
+"""What loops count, and what they gather: rounds, a fixed number or one for each example, and lists that they index."""
 
 from __future__ import annotations
 
@@ -76,6 +76,40 @@ def limits(condition: Body, body: Body, loop: Op) -> dict[int, int]:
         if number is not None and first is not None and first >= 0:
             found[position] = number
     return found
+
+
+def rounds(condition: Body, body: Body, loop: Op) -> tuple[int, set[int]] | None:
+    """The number of rounds of a loop that counts to a constant, and the loop variables that count them from zero.
+
+    Args:
+        condition: function that says whether the loop goes on.
+        body: function that computes one round.
+        loop: the loop.
+
+    Returns:
+        The number, and the positions of the variables; None for any other loop.
+    """
+    conditions = [node for node in _conditions(condition)]
+    found = limits(condition, body, loop)
+    starts = {position: loop.integer(position) for position in found}
+    if any(node is None or node.op != "Less" for node in conditions) or len(found) != len(conditions):
+        return None
+    number = min((limit - (starts[position] or 0) for position, limit in found.items()), default=0)
+    return max(number, 0), {position for position, first in starts.items() if first == 0}
+
+
+def appended(body: Body, position: int) -> tuple[str, str] | None:
+    """What each round of a loop puts behind a loop variable, as one tensor, and the axis; None where none does.
+
+    Args:
+        body: function that computes one round.
+        position: position of the loop variable.
+    """
+    node = _behind(body, body.results[position])
+    texts = data_texts(node)
+    if node.op != "ConcatV2" or len(texts) != 3 or body.argument_of(texts[0]) != position:
+        return None
+    return texts[1], texts[2]
 
 
 def _conditions(condition: Body) -> Iterator[NodeDef | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from caramel.frontend.batch.domain import (
     BATCH_SIZE,
@@ -25,7 +26,7 @@ def _new(op: Op) -> Value:
     """A list without elements, but with a length."""
     count = op.inputs[1]
     if is_invariant(count):
-        return TensorList()
+        return TensorList(length=op.integer(1))
     if isinstance(count, Independent) and count.sizes == (BATCH_SIZE,):
         return TensorList(per_example=True)
     return op.unknown("makes a list whose length depends on the number of examples")
@@ -50,6 +51,24 @@ def _from_tensor(op: Op) -> Value:
     if is_invariant(value):
         return TensorList(INVARIANT)
     return op.unknown("makes a list of sums over the examples")
+
+
+def _concatenated(op: Op) -> Value | Sequence[Value]:
+    """The entries of a list one after the other, and how long each of them is."""
+    value = op.inputs[0]
+    if not isinstance(value, TensorList) or value.element is None or value.per_example:
+        return op.unknown("joins a list of which nothing is known")
+    element = value.element
+    if is_invariant(element):
+        return INVARIANT
+    if not isinstance(element, Examples) or element.chosen or element.before is None or element.after is None:
+        return op.unknown("joins a list of sums over the examples, or of what cannot be counted")
+    if element.axis:
+        return [element, INVARIANT]
+    if value.length is None or value.length > value.filled:
+        return op.unknown("joins a list of which it is not known that all its entries have been written")
+    joined = replace(element, before=element.before * value.filled)
+    return [joined, Independent(Fraction(1))]
 
 
 def _stack(op: Op) -> Value:
@@ -93,27 +112,36 @@ def _set(op: Op) -> Value:
         if not is_invariant(item):
             return op.unknown("writes values of all examples to the place of a single one")
         item = INVARIANT
-    return _with(op, value, item)
+    return _with(op, _written(op, value), item)
+
+
+def _written(op: Op, value: TensorList) -> TensorList:
+    """The list with one more entry that is certain to be there, and with its length, which a write may change."""
+    index = op.integer(1)
+    length = value.length
+    if op.node.attr["resize_if_index_out_of_bounds"].b:
+        length = None if length is None or index is None else max(length, index + 1)
+    return replace(value, length=length, filled=value.filled + (index == value.filled))
 
 
 def _with(op: Op, value: TensorList, item: Value) -> Value:
     """The list with one more element."""
     element = item if value.element is None else op.joined(value.element, item)
-    return element if isinstance(element, Unknown) else TensorList(element, value.per_example)
+    return element if isinstance(element, Unknown) else replace(value, element=element, complete=False)
 
 
 def _push(op: Op) -> Value:
     value, item = op.inputs
     if not isinstance(value, TensorList) or value.per_example or isinstance(item, SingleExample):
         return op.unknown("appends to a list of which nothing is known")
-    return _with(op, value, item)
+    return _with(op, replace(value, length=None), item)
 
 
 def _pop(op: Op) -> Value | Sequence[Value]:
     value = op.inputs[0]
     if not isinstance(value, TensorList) or value.element is None or value.per_example:
         return op.unknown("reads a list of which nothing is known")
-    return [value, value.element]
+    return [replace(value, length=None, filled=0), value.element]
 
 
 def _length(op: Op) -> Value:
@@ -128,6 +156,7 @@ RULES: dict[str, Rule] = {
     "EmptyTensorList": _empty,
     "TensorListFromTensor": _from_tensor,
     "TensorListStack": _stack,
+    **dict.fromkeys(("TensorListConcat", "TensorListConcatV2"), _concatenated),
     "TensorListGetItem": _get,
     "TensorListSetItem": _set,
     "TensorListPushBack": _push,

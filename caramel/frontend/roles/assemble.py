@@ -12,7 +12,7 @@ from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import model_notes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import unmet_sums, with_asked_sums
-from caramel.frontend.roles.dealt_values import dealt_outputs, refuse_read_remainders
+from caramel.frontend.roles.dealt_values import dealt_outputs, refuse_read_remainders, unordered_outputs
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.forward_sums import (
     differing_entries,
@@ -264,6 +264,7 @@ def _model(found: _Findings) -> Model:
             *model_notes.without_gradient(raw, found.gradients, roles.writes),
             *model_notes.batch_wide(reductions, losses),
             *model_notes.summed(raw),
+            *unordered_outputs(raw, reductions),
             *roles.notes,
             *unknown_reduction_notes(found.loss, reported, found.reduction.kind),
         ),

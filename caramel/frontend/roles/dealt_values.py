@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from caramel.errors import CaptureError
-from caramel.frontend.batch.domain import Examples, MicroBatches
+from caramel.errors import CaptureError, listed
+from caramel.frontend.batch.domain import Examples, MicroBatches, Unknown
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.tensor_reductions import Reductions
+from caramel.graph.shapes import static_shape
 
 
 def refuse_read_remainders(raw: RawProgram, reductions: Reductions) -> None:
@@ -38,3 +39,25 @@ def dealt_outputs(raw: RawProgram, reductions: Reductions) -> tuple[tuple[str, i
         return ()
     values = ((name, reductions.value_of(tensor)) for name, tensor in raw.outputs)
     return tuple((name, v.axis) for name, v in values if isinstance(v, Examples) and v.before == count)
+
+
+def unordered_outputs(raw: RawProgram, reductions: Reductions) -> list[str]:
+    """A note on results of which it is not known which entries are of which micro-batch.
+
+    Args:
+        raw: the captured program.
+        reductions: analysis of how tensors reduce over the batch.
+    """
+    if raw.dealing.micro_batches == 1:
+        return []
+    names = [
+        name
+        for name, tensor in raw.outputs
+        if isinstance(reductions.value_of(tensor), Unknown) and static_shape(raw.graph, tensor) != ()
+    ]
+    if not names:
+        return []
+    return [
+        f"how the rows of the batch lie in the results {listed(names)} cannot be told: each worker's are in the order of "
+        "its parts of the micro-batches, which need not be that of the batch"
+    ]

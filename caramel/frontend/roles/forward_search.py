@@ -210,7 +210,7 @@ class Search:
             writer = self.raw.graph[node.name]
             written = node_of(data_texts(writer)[position])
             behind = self.raw.graph.ancestors([written], control=False, further=lambda name: decided.get(name, ()))
-            if not all(map(reductions.has, behind)):
+            if not reductions.knows(self.raw.graph, behind):
                 continue
             try:
                 if self._add_for_update(writer, position, reductions, losses):
@@ -283,7 +283,7 @@ class Search:
         """Add sizes up to the first that depends on what was added here, of which the analysis knows nothing yet."""
         for name, position in places:
             behind = self.raw.graph.ancestors([node_of(self.raw.graph[name].input[position])], control=False)
-            if not all(map(reductions.has, behind)):
+            if not reductions.knows(self.raw.graph, behind):
                 break
             self._sized.add((name, position))
             if not self._add_size(name, position, reductions):

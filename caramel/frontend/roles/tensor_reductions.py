@@ -6,7 +6,7 @@ with the op that made it so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 
@@ -99,6 +99,15 @@ class Reductions:
     def has(self, tensor: str) -> bool:
         """Whether a tensor is one of what is analysed; the program may have more that no step needs."""
         return node_of(tensor) in self._graph
+
+    def knows(self, graph: Graph, names: Iterable[str]) -> bool:
+        """Whether some nodes of a program are what they were when it was analysed.
+
+        Args:
+            graph: the program, which may have been changed since.
+            names: names of the nodes.
+        """
+        return all(name in self._graph and self._graph[name].input == graph[name].input for name in names)
 
     def value_of(self, tensor: str) -> Value:
         """The abstract value of a tensor: how it depends on the examples."""
