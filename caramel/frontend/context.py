@@ -30,6 +30,7 @@ from caramel.frontend.programs.step_inputs import StepInputs, inputs_of, refusal
 from caramel.frontend.recording.automatic_names import Renaming
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.watching import recording
+from caramel.frontend.rewrites.unroll import has_loops_to_unroll
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.dealt import assemble_dealt, assemble_divisible
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -283,6 +284,19 @@ class Context:
         Raises:
             CaptureError: a role is missing or ambiguous, or something cannot be replicated.
         """
+        try:
+            return self._of_traces()
+        except CaptureError:
+            if self.graph is not None or not self._forget_loops():
+                raise
+            try:
+                return self._of_traces()
+            except CaptureError:
+                self._forget_loops(unrolls=False)
+            raise  # of what the program has, and not of its rounds
+
+    def _of_traces(self) -> Model:
+        """The captured training step with its roles, traced anew as often as values of all workers are needed."""
         refusal: CaptureError | None = None
         for _ in range(_MAX_CAPTURES):
             try:
@@ -302,6 +316,14 @@ class Context:
         self._gathers = frozenset()
         vars(self).pop("_raw", None)
         return self._with_data(assemble_divisible(self._raw, self.examples_of_batch, refusal))
+
+    def _forget_loops(self, unrolls: bool = True) -> bool:
+        """Trace the step anew, with loops that differentiate unrolled or not; False where there are none to unroll."""
+        traces, raw = self._traces, vars(self).pop("_raw", None)
+        if unrolls and (raw is None or traces.unrolls or not has_loops_to_unroll(raw.graph)):
+            return False
+        traces.unrolls, self._gathers = unrolls, frozenset()
+        return True
 
     def model_for(self, workers: int) -> Model:
         """The captured training step for some number of workers.

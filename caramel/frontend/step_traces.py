@@ -60,6 +60,7 @@ class StepTraces:
         replicated: see `caramel.capture`.
         rows: see `caramel.frontend.recording.recorder.Recorder`.
         workers: number of workers that have such a part.
+        unrolls: whether to unroll loops that differentiate.
         naming: the names of what the step uses.
     """
 
@@ -70,6 +71,7 @@ class StepTraces:
     replicated: Sequence[str]
     rows: tuple[int | None, int] | None = None
     workers: int = 1
+    unrolls: bool = False
     naming: Naming = field(default_factory=lambda: Naming(Renaming({})))
     _renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,6 +143,7 @@ class StepTraces:
                 loss=self.loss,
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
+                unrolls=self.unrolls,
             )
         names = recorder.scopes | parts_of([v.name for v in raw.variables])
         return _Trace(raw, names, recorder.asks_for_sizes, own_ops or (), recorder.numbers)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.batch.micro_batches import of_micro_batches
 from caramel.frontend.batch.op import KEEPS_NUMBERS, Op
 from caramel.frontend.batch.tensor_gradients import TensorGradient, gradient_by_tensor, tensor_gradients
-from caramel.graph import ops
+from caramel.graph import loops, ops
+from caramel.graph.folding import folded
 from caramel.graph.functions import Library, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
@@ -52,13 +53,6 @@ _NONE, _REST = Size(Fraction(0)), Size(Fraction(-1))
 
 _MAX_DEPTH = 8
 """Number of ops one after the other by which two tensors are told to be the same."""
-
-_MAX_FOLDED_NODES = 64
-"""Largest number of nodes behind a tensor that is folded to a constant; the constants that matter here are shapes and
-orders of axes."""
-
-_MOST_KEPT_BYTES = 1 << 16
-"""Bytes of the largest graph whose value is kept for the next time."""
 
 _MAX_SPELLED_ENTRIES = 64
 """Number of entries of the largest constant that is told by its entries; a larger one is told by its name."""
@@ -379,7 +373,11 @@ class Analysis:
         if key not in self._constants:
             node = self._graph[node_of(text)]
             is_constant = node.op == "Const"
-            self._constants[key] = tf.make_ndarray(node.attr["value"].tensor) if is_constant else self._folded(key)
+            self._constants[key] = (
+                tf.make_ndarray(node.attr["value"].tensor)
+                if is_constant
+                else folded(self._graph, key, self._bodies.library, self._given)
+            )
         return self._constants[key]
 
     def _expression(self, text: str, depth: int = _MAX_DEPTH) -> str:
@@ -414,18 +412,6 @@ class Analysis:
     def _computed(self, text: str) -> Value:
         """The value of a tensor whose node was interpreted before."""
         return self._values[node_of(text)][parse_input(text)[1]]
-
-    def _folded(self, tensor: str) -> Any:
-        behind = self._graph.ancestors([node_of(tensor)], control=False)
-        if len(behind) > _MAX_FOLDED_NODES or behind & self._given.keys():
-            return None
-        nodes = Graph((n for n in self._graph if n.name in behind), None, self._graph.versions)
-        if any(n.op in self._bodies.library or ops.functions_of(n) for n in nodes):
-            return None
-        if any(n.op in ops.PLACEHOLDERS or ops.is_stateful(n) for n in nodes):
-            return None
-        graph = _data_only(nodes).SerializeToString(deterministic=True)
-        return (_value_in if len(graph) <= _MOST_KEPT_BYTES else _value_in.__wrapped__)(graph, tensor)
 
     # -- control flow ------------------------------------------------------------------------
 
@@ -506,7 +492,8 @@ class Analysis:
         shapes = [self._shape(t) if p in fixed else s for p, (t, s) in enumerate(zip(op.texts, shapes))]
         # The counter of a loop is the same number for all examples, but not the one that it starts from.
         carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
-        limits = map_loops.limits(self._bodies.library.body(condition), self._bodies.library.body(body), op)
+        counting = loops.counters(self._bodies.library.body(condition), self._bodies.library.body(body), op.integer)
+        limits = {p: counter.limit for p, counter in counting.items() if counter.first >= 0 and counter.step == 1}
         carried = self._with_sums(op, carried, shapes, constants, limits)
         for _ in range(max(_MAX_ROUNDS, 2 + len(carried))):  # each may have its value from the one before it
             results = self._results(op, body, carried, shapes, constants, limits)
@@ -551,11 +538,11 @@ class Analysis:
             inside: the interpretation of its body with these.
         """
         body, condition = (self._bodies.library.body(op.node.attr[key].func.name) for key in ("body", "cond"))
-        found = map_loops.rounds(condition, body, op)
-        if found is None:
+        rounds = loops.rounds(condition, body, op.integer)
+        if rounds is None:
             return [*carried]
-        rounds, counters = found
-        written = map_loops.lists_written(body, counters)
+        counting = loops.counters(condition, body, op.integer)
+        written = map_loops.lists_written(body, {p for p, c in counting.items() if (c.first, c.step) == (0, 1)})
 
         def after(position: int, value: Value) -> Value:
             start = op.inputs[position]
@@ -620,21 +607,3 @@ def _switch(op: Op) -> Value:
     """The value on its way into the taken branch."""
     value, decision = op.inputs
     return value if isinstance(value, Unknown) or is_everywhere(decision) else op.unknown(_LOCAL_BRANCH)
-
-
-@lru_cache(maxsize=1024)
-def _value_in(graph: bytes, tensor: str) -> Any:
-    """The value of a tensor of a graph of constants; bodies of functions are looked at many times."""
-    with tf.Graph().as_default():
-        (output,) = tf.import_graph_def(tf.compat.v1.GraphDef.FromString(graph), return_elements=[tensor], name="")
-        with tf.compat.v1.Session() as session:
-            return session.run(output)
-
-
-def _data_only(nodes: Graph) -> Any:
-    """The nodes without their ties to others: control inputs and colocation."""
-    graph_def = nodes.to_graph_def()
-    for node in graph_def.node:
-        node.attr.pop("_class", None)
-        node.input[:] = data_texts(node)
-    return graph_def

@@ -25,7 +25,9 @@ from caramel.frontend.recording.recorded_gradients import read_differentiation
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.recording.user_code import is_library
+from caramel.frontend.recording.watching import unwatched
 from caramel.frontend.rewrites.inline import inline
+from caramel.frontend.rewrites.unroll import unrolled
 from caramel.frontend.roles.summed_graph import with_loop_results_apart
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
@@ -52,9 +54,12 @@ class Traced:
         specs: tf.TensorSpec (or nests of them) of its arguments.
         what: noun for the function in messages, such as "the training step".
         naming: names for captured variables, shared between traced functions.
+        unrolls: whether to unroll loops that differentiate.
     """
 
-    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming) -> None:
+    def __init__(
+        self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming, unrolls: bool = False
+    ) -> None:
         self.specs = tuple(specs)
         concrete = _trace(function, self.specs, what)
         self.func_graph = concrete.graph
@@ -65,7 +70,9 @@ class Traced:
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
         variables = UsedVariables(self.func_graph)
         replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
-        self._inlined = inline(_with_captures(graph_def, replacements))
+        inlined = inline(_with_captures(graph_def, replacements))
+        with unwatched():
+            self._inlined = unrolled(inlined) if unrolls else inlined
         self.graph = self._inlined.graph
 
     def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
@@ -161,6 +168,7 @@ def capture_step(
     loss: Any,
     loss_reduction: str | None,
     replicated: Sequence[str],
+    unrolls: bool = False,
 ) -> RawProgram:
     """Trace a training step.
 
@@ -172,6 +180,7 @@ def capture_step(
         loss: name of the output to report as the loss; None to choose it.
         loss_reduction: ``"mean"`` or ``"sum"``; None to conclude it from the graph.
         replicated: names of arguments that every worker gets whole.
+        unrolls: whether to unroll loops that differentiate.
 
     Raises:
         CaptureError: the step cannot be traced, or has no gradient.
@@ -179,7 +188,7 @@ def capture_step(
     specs = _specs(function, specs, "the step's inputs are not known: pass inputs=")
     is_traced_alone = hasattr(function, "python_function")  # a tf.function runs in Python once on one device, too
     before = {} if is_traced_alone else python_values(function)
-    traced = Traced(function, specs, "the training step", naming)
+    traced = Traced(function, specs, "the training step", naming, unrolls)
     if not is_traced_alone and (changed := changed_names(before, python_values(function))):
         with random_numbers_kept():
             again = _trace(function, specs, "the training step").graph

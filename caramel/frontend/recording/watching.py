@@ -87,6 +87,16 @@ def recording(
                 setattr(owner, name, original)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What this thread does meanwhile is no part of the program that it captures."""
+    recorder, _active.recorder = getattr(_active, "recorder", None), None
+    try:
+        yield
+    finally:
+        _active.recorder = recorder
+
+
 def note_number(number: Any) -> None:
     """Note a number of Python that a step gives as a result, and which may follow from the number of examples."""
     recorder = getattr(_active, "recorder", None)

@@ -91,8 +91,12 @@ def inline(graph: Graph) -> Inlined:
     return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions), keep=True), inliner.outputs())
 
 
-def _prefixes(name: str) -> list[str]:
-    """The scopes that a name is in, each with its "/"."""
+def prefixes_of(name: str) -> list[str]:
+    """The scopes that a name is in, each with its "/".
+
+    Args:
+        name: the name.
+    """
     return [name[: position + 1] for position, letter in enumerate(name) if letter == "/"]
 
 
@@ -170,7 +174,7 @@ class _Inliner:
     def __init__(self, graph: Graph, library: Library, exchanged: Collection[int]) -> None:
         self._library = library
         self._exchanged = exchanged
-        self._taken = {prefix for name in graph.nodes for prefix in _prefixes(name)}  # names up to a "/"
+        self._taken = {prefix for name in graph.nodes for prefix in prefixes_of(name)}  # names up to a "/"
         self._nodes: list[NodeDef] = []
         self._replaced: dict[tuple[str, int], str] = {}  # (call, output) -> tensor
         self._guards: dict[str, str] = {}  # of nodes in a branch: what must run for them to run
@@ -193,7 +197,7 @@ class _Inliner:
 
     def _add(self, current: NodeDef, guard: str) -> str:
         self._nodes.append(current)
-        self._taken.update(_prefixes(current.name))
+        self._taken.update(prefixes_of(current.name))
         if guard:
             self._guards[current.name] = guard
         return str(current.name)
@@ -291,7 +295,7 @@ class _Inliner:
             device: device of the nodes that have none.
         """
         names = {inner.name for inner in body.inner}
-        self._taken.update(prefix for name in names for prefix in _prefixes(scope + name))
+        self._taken.update(prefix for name in names for prefix in prefixes_of(scope + name))
         for inner in body.inner:
             copy = copied(inner, [_renamed(body, scope, arguments, text) for text in inner.input])
             copy.name = scope + inner.name

@@ -58,6 +58,6 @@ def unordered_outputs(raw: RawProgram, reductions: Reductions) -> list[str]:
     if not names:
         return []
     return [
-        f"how the rows of the batch lie in the results {listed(names)} cannot be told: each worker's are in the order of "
-        "its parts of the micro-batches, which need not be that of the batch"
+        f"how the rows of the batch lie in the results {listed(names)} cannot be told: each worker's are in the order "
+        "of its parts of the micro-batches, which need not be that of the batch"
     ]

@@ -1,0 +1,195 @@
+"""Unroll: loops that differentiate become their rounds, one after the other, where it is known how many there are.
+
+What a loop does with gradients can be told, and aggregated, where it only adds them up. Of rounds that stand one after
+the other all can be told that can be told of a step. They are more nodes: a loop is unrolled where it is refused else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensorflow.core.framework import attr_value_pb2
+
+from caramel.frontend.attributes import (
+    ENTRY_ATTRIBUTE,
+    GATHERED_ATTRIBUTE,
+    GRADIENT_ATTRIBUTE,
+    TARGETS_ATTRIBUTE,
+    TOTAL_ATTRIBUTE,
+)
+from caramel.frontend.rewrites.inline import Inlined, inline, prefixes_of
+from caramel.graph import loops, ops
+from caramel.graph.folding import folded
+from caramel.graph.functions import Library
+from caramel.graph.graph import (
+    Graph,
+    NodeDef,
+    behind_identities,
+    control_texts,
+    copied,
+    data_texts,
+    format_input,
+    node_of,
+    parse_input,
+    tensor_name,
+)
+from caramel.graph.nodes import node
+
+_MOST_ROUNDS = 64
+"""Rounds of the longest loop that is unrolled."""
+
+_MOST_NODES = 50_000
+"""Nodes of the largest graph, for one device, that loops are unrolled to."""
+
+
+def has_loops_to_unroll(graph: Graph) -> bool:
+    """Whether `unrolled` changes a graph.
+
+    Args:
+        graph: nodes with the attributes of capture, without calls that can be inlined.
+    """
+    library = Library(graph)
+    return any(_rounds(each, graph, library) for each in graph)
+
+
+def unrolled(inlined: Inlined) -> Inlined:
+    """The same computation without loops that differentiate, but for those whose number of rounds is not known.
+
+    Args:
+        inlined: nodes with the attributes of capture, without calls that can be inlined.
+    """
+    while has_loops_to_unroll(inlined.graph):  # there may be further loops in those that were unrolled
+        called, renamed, rounds = _with_rounds(inlined.graph)
+        again = inline(called)
+        outputs = {name: again.tensor(tensor) for name, tensor in renamed.items()}
+        before = {name: again.tensor(renamed.get(tensor, tensor)) for name, tensor in inlined.outputs.items()}
+        inlined = Inlined(_told_apart(again.graph, rounds), {**again.outputs, **outputs, **before})
+    return replace(inlined, graph=_gathered_once(inlined.graph))
+
+
+def _rounds(each: NodeDef, graph: Graph, library: Library) -> int:
+    """The number of rounds of a loop that can be unrolled; 0 for anything else."""
+    if each.op not in ops.LOOPS:
+        return 0
+    if not any(GRADIENT_ATTRIBUTE in inner.attr for _, inner in library.inner_nodes(each)):
+        return 0
+    texts = data_texts(each)
+    body, condition = (library.body(each.attr[key].func.name) for key in ("body", "cond"))
+
+    def integer(position: int) -> int | None:
+        value = folded(graph, tensor_name(texts[position]), library)
+        return int(value) if value is not None and value.size == 1 and value.dtype.kind in "iu" else None
+
+    found = loops.rounds(condition, body, integer) or 0
+    is_small = found <= _MOST_ROUNDS and found * len(body.inner) + len(graph) <= _MOST_NODES
+    return found if is_small else 0
+
+
+def _with_rounds(graph: Graph) -> tuple[Graph, dict[str, str], list[str]]:
+    """The graph with a call of its body for each round of a loop that can be unrolled.
+
+    Returns:
+        The graph, in which a loop's name is that of a node that is done when the loop is; the tensors in place of the
+        outputs of loops; and the names of the calls.
+    """
+    library = Library(graph)
+    taken = set(graph.nodes)
+    nodes: list[NodeDef] = []
+    renamed: dict[str, str] = {}
+    rounds: list[str] = []
+    for each in graph:
+        number = _rounds(each, graph, library)
+        if not number:
+            nodes.append(each)
+            continue
+        calls = _calls(each, number, taken)
+        rounds += [call.name for call in calls]
+        nodes += [*calls, node(each.name, "NoOp", ["^" + calls[-1].name], each.device)]
+        renamed |= {f"{each.name}:{at}": f"{calls[-1].name}:{at}" for at in range(len(ops.output_types(each)))}
+
+    def current(text: str) -> str:
+        return text if text.startswith("^") else format_input(*parse_input(renamed.get(tensor_name(text), text)))
+
+    changed = [copied(n, map(current, n.input)) for n in nodes]
+    return Graph(changed, graph.library, graph.versions), renamed, rounds
+
+
+def _calls(loop: NodeDef, number: int, taken: set[str]) -> list[NodeDef]:
+    """The rounds of a loop as calls, each after the one before."""
+    types = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(type=ops.output_types(loop)))
+    op = "StatefulPartitionedCall" if loop.op == "While" else "PartitionedCall"
+    data, controls = data_texts(loop), control_texts(loop)
+    calls = []
+    for at in range(number):
+        name = _free(f"{loop.name}/round_{at}", taken)
+        call = node(name, op, [*data, *controls], loop.device, Tin=types, Tout=types)
+        call.attr["f"].func.CopyFrom(loop.attr["body"].func)
+        data, controls = [f"{name}:{index}" for index in range(len(types.list.type))], ["^" + name]
+        calls.append(call)
+    if TARGETS_ATTRIBUTE in loop.attr:
+        calls[-1].attr[TARGETS_ATTRIBUTE].CopyFrom(loop.attr[TARGETS_ATTRIBUTE])
+    return calls
+
+
+def _told_apart(graph: Graph, rounds: Sequence[str]) -> Graph:
+    """The graph in which ops of different rounds have other numbers, by which the gradients that enter them are told.
+
+    Args:
+        graph: the nodes of the rounds have names that begin with that of the round.
+        rounds: names of the rounds.
+    """
+    library = Library(graph)
+    marked = [each for n in graph for each in (n, *(inner for _, inner in library.inner_nodes(n)))]
+    last = max((n.attr[TOTAL_ATTRIBUTE].i for n in marked if TOTAL_ATTRIBUTE in n.attr), default=0)
+    fresh = itertools.count(last + 1)
+    of_round: dict[str, dict[int, int]] = {name + "/": {} for name in rounds}
+    found = {n.name: next((p for p in prefixes_of(n.name) if p in of_round), None) for n in graph}
+    for each in graph:
+        prefix = found[each.name]
+        if prefix is not None and TOTAL_ATTRIBUTE in each.attr and each.attr[TOTAL_ATTRIBUTE].i > 0:
+            numbers = of_round[prefix]
+            if each.attr[TOTAL_ATTRIBUTE].i not in numbers:
+                numbers[each.attr[TOTAL_ATTRIBUTE].i] = next(fresh)
+    nodes = []
+    for each in graph:
+        numbers = of_round.get(found[each.name] or "", {})
+        kept = [a for a in (TOTAL_ATTRIBUTE, ENTRY_ATTRIBUTE) if a in each.attr and each.attr[a].i in numbers]
+        changed = copied(each) if kept else each
+        for attribute in kept:
+            changed.attr[attribute].i = numbers[each.attr[attribute].i]
+        nodes.append(changed)
+    return Graph(nodes, graph.library, graph.versions)
+
+
+def _gathered_once(graph: Graph) -> Graph:
+    """The graph in which the rounds share what each would gather of an input, and through which no gradient goes."""
+    entered = {n.attr[ENTRY_ATTRIBUTE].i for n in graph if ENTRY_ATTRIBUTE in n.attr}
+    first: dict[tuple[str, bytes], str] = {}
+    shared: dict[str, str] = {}
+    for each in graph:
+        if GATHERED_ATTRIBUTE not in each.attr or each.attr[TOTAL_ATTRIBUTE].i in entered:
+            continue
+        source = behind_identities(graph, each.input[0])
+        if graph[node_of(source)].op in ops.PLACEHOLDERS:
+            how = each.attr[GATHERED_ATTRIBUTE].SerializeToString(deterministic=True)
+            shared[each.name] = first.setdefault((source, how), each.name)
+    if all(name == other for name, other in shared.items()):
+        return graph
+
+    def of_first(text: str) -> str:
+        name, index = parse_input(text)
+        return format_input(shared.get(name, name), index)
+
+    nodes = [n for n in graph if shared.get(n.name, n.name) == n.name]
+    return Graph([copied(n, map(of_first, n.input)) for n in nodes], graph.library, graph.versions)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that no node has, from now on taken."""
+    found = next(
+        each for each in itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1))) if each not in taken
+    )
+    taken.add(found)
+    return found

@@ -1,0 +1,260 @@
+"""Loops that do more with gradients than add them up, where it is known how many rounds they have."""
+
+import exact_steps
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_common import in_process
+
+import caramel
+
+SPECS = [tf.TensorSpec([None, 3], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
+RNG = np.random.default_rng(2)
+WEIGHTS = np.array([0.5, -1.0, 0.25])
+K, SIZE = 3, 4
+
+
+def batches(*rows):
+    return [(RNG.normal(size=(n, 3)), RNG.normal(size=n)) for n in rows]
+
+
+def gradient_of(w, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+    return loss, tape.gradient(loss, w)
+
+
+def updating(w, seen, x, y):
+    loss = tf.constant(0.0, tf.float64)
+    for _ in tf.range(K):
+        loss, gradient = gradient_of(w, x, y)
+        w.assign_sub(0.1 * tf.clip_by_norm(gradient, 0.5))
+        seen.assign_add([loss, tf.norm(gradient)])
+    return loss
+
+
+def updating_while(w, seen, x, y):
+    """Rounds by twos, and a rate of each round."""
+    count, last = tf.constant(0), tf.constant(0.0, tf.float64)
+    while count < 5:
+        last, gradient = gradient_of(w, x, y)
+        w.assign_sub(0.1 * gradient / tf.cast(count + 1, tf.float64))
+        seen.assign_add([1.0, tf.norm(gradient)])
+        count += 2
+    return last
+
+
+def updating_by_micro_batches(w, seen, x, y):
+    size, losses = tf.shape(x)[0] // K, tf.constant(0.0, tf.float64)
+    for i in tf.range(K):
+        rows = slice(i * size, (i + 1) * size)
+        loss, gradient = gradient_of(w, x[rows], y[rows])
+        w.assign_sub(0.1 * gradient)
+        seen.assign_add([1.0, tf.norm(gradient)])
+        losses += loss
+    return losses / K
+
+
+def clipping_each(w, seen, x, y):
+    size, total, losses = tf.shape(x)[0] // K, tf.zeros_like(w), tf.constant(0.0, tf.float64)
+    for i in tf.range(K):
+        rows = slice(i * size, (i + 1) * size)
+        loss, gradient = gradient_of(w, x[rows], y[rows])
+        total += tf.clip_by_norm(gradient, 0.3)
+        losses += loss
+    w.assign_sub(0.1 * total)
+    seen.assign_add([1.0, tf.norm(total)])
+    return losses / K
+
+
+def rows_of(cut):
+    """A step over micro-batches that a function takes out of a tensor by their number."""
+
+    def step(w, seen, x, y):
+        total, losses = tf.zeros_like(w), tf.constant(0.0, tf.float64)
+        for i in tf.range(K):
+            loss, gradient = gradient_of(w, cut(x, i), cut(y, i))
+            total += gradient
+            losses += loss
+        w.assign_sub(0.1 * total / K)
+        seen.assign_add([1.0, losses])
+        return losses / K
+
+    return step
+
+
+def of_fixed_size(x, i):
+    return x[i * SIZE : (i + 1) * SIZE]
+
+
+def every_other(x, i):
+    return x[i::K]
+
+
+def rounded_up(x, i):
+    size = (tf.shape(x)[0] + K - 1) // K
+    return x[i * size : (i + 1) * size]
+
+
+def by_places(w, seen, x, y):
+    """The loop counts rows."""
+    total, losses = tf.zeros_like(w), tf.constant(0.0, tf.float64)
+    for first in tf.range(0, K * SIZE, SIZE):
+        loss, gradient = gradient_of(w, x[first : first + SIZE], y[first : first + SIZE])
+        total += gradient
+        losses += loss
+    w.assign_sub(0.1 * total / K)
+    seen.assign_add([1.0, losses])
+    return losses / K
+
+
+def in_a_branch(w, seen, x, y):
+    total, loss = tf.zeros_like(w), tf.constant(0.0, tf.float64)
+    for number in tf.range(K):
+        loss, gradient = tf.cond(number > 1, lambda: gradient_of(w, x, y), lambda: gradient_of(w, 2.0 * x, y))
+        total += gradient
+    w.assign_sub(0.1 * total)
+    seen.assign_add([1.0, tf.norm(total)])
+    return loss
+
+
+def nested(w, seen, x, y):
+    last = tf.constant(0.0, tf.float64)
+    for i in tf.range(2):
+        total = tf.zeros_like(w)
+        for j in tf.range(2):
+            last, gradient = gradient_of(w, x * tf.cast(i + j + 1, tf.float64), y)
+            total += tf.clip_by_norm(gradient, 0.4)
+        w.assign_sub(0.1 * total)
+        seen.assign_add([1.0, tf.norm(total)])
+    return last
+
+
+def beyond_the_last(w, seen, x, y):
+    """One round more than there are micro-batches: with what is left over, of which there must be some."""
+    size, total, losses = tf.shape(x)[0] // K, tf.zeros_like(w), tf.constant(0.0, tf.float64)
+    for i in tf.range(K + 1):
+        rows = slice(i * size, (i + 1) * size)
+        loss, gradient = gradient_of(w, x[rows], y[rows])
+        total += gradient
+        losses += loss
+    w.assign_sub(0.1 * total)
+    seen.assign_add([1.0, losses])
+    return losses
+
+
+PROGRAMS = {
+    "updates": updating,
+    "updates in a while": updating_while,
+    "updates by micro-batches": updating_by_micro_batches,
+    "clipped each": clipping_each,
+    "of a fixed size": rows_of(of_fixed_size),
+    "every other row": rows_of(every_other),
+    "rounded up": rows_of(rounded_up),
+    "places": by_places,
+    "a branch": in_a_branch,
+    "nested": nested,
+    "beyond the last": beyond_the_last,
+}
+DEALT = ("updates by micro-batches", "clipped each")
+
+
+def program_of(step_of):
+    def make():
+        w = tf.Variable(WEIGHTS, name="w")
+        seen = tf.Variable(np.zeros(2), name="seen", trainable=False)
+        return exact_steps.Program(lambda x, y: step_of(w, seen, x, y), SPECS, {"w": w, "seen": seen})
+
+    return make
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_on_one_device(name):
+    """Batches of which the workers have other numbers of rows, and of which something is left over."""
+    make = program_of(PROGRAMS[name])
+    exact_steps.check(make, batches(13, 10, 14), [2, 4])
+    assert (exact_steps.captured_once(make)[1].model.dealing.micro_batches == K) == (name in DEALT)
+
+
+def test_an_optimizer_in_a_loop():
+    """Several steps on one batch, as of reinforcement learning; the second function calls the first twice."""
+
+    def make():
+        keras.utils.set_random_seed(3)
+        w, b = tf.Variable(WEIGHTS, name="w"), tf.Variable(np.float64(0.2), name="b")
+        adam = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
+        adam.build([w, b])
+
+        @tf.function
+        def several(x, y, scale):
+            last = tf.constant(0.0, tf.float64)
+            for _ in tf.range(2):
+                with tf.GradientTape() as tape:
+                    last = tf.reduce_mean((tf.linalg.matvec(x, w) + b - scale * y) ** 2)
+                adam.apply_gradients(zip(tape.gradient(last, [w, b]), [w, b]))
+            return last
+
+        def step(x, y):
+            return several(x, y, tf.constant(1.0, tf.float64)) + several(x, y, tf.constant(0.5, tf.float64))
+
+        return exact_steps.Program(step, SPECS, {v.name: v for v in [w, b]})
+
+    exact_steps.check(make, batches(12, 7), [2, 3])
+
+
+def test_several_steps_in_one_run():
+    make, fed = program_of(updating_by_micro_batches), batches(12, 10, 12)
+    losses, want = exact_steps.alone(make, fed)
+    got_losses, got, _ = exact_steps.trained(make, fed, 2, lambda context: {}, together=3)
+    np.testing.assert_allclose(got_losses, losses)
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], err_msg=name)
+
+
+def test_on_parameter_servers():
+    make, fed = program_of(updating), batches(12, 9)
+    losses, want = exact_steps.alone(make, fed)
+    program, context = exact_steps.captured(make)
+    with caramel.PSModel(context, 2, 1).session(in_process()) as session:
+        got = [session.step(*batch).loss for batch in fed]
+        session.write_back()
+    np.testing.assert_allclose(got, losses)
+    for name, value in exact_steps.values_of(program).items():
+        np.testing.assert_allclose(value, want[name], err_msg=name)
+
+
+@pytest.mark.parametrize("reduce, scale", [(tf.reduce_sum, -1), (tf.reduce_mean, 1)])
+def test_gradients_scaled_in_a_loop_by_a_fixed_number_of_rows(reduce, scale):
+    def make():
+        w = tf.Variable(WEIGHTS, name="w")
+
+        def step(x, y):
+            rows, total = x.shape[0] // 2, tf.zeros_like(w)
+            xs, ys, losses = tf.reshape(x, [2, rows, 3]), tf.reshape(y, [2, rows]), tf.constant(0.0, tf.float64)
+            for i in tf.range(2):
+                with tf.GradientTape() as tape:
+                    loss = reduce((tf.linalg.matvec(xs[i], w) - ys[i]) ** 2)
+                total += tape.gradient(loss, w) * tf.constant(float(rows**scale), tf.float64)
+                losses += loss
+            w.assign_sub(0.01 * total)
+            return losses
+
+        specs = [tf.TensorSpec([24, 3], tf.float64, "x"), tf.TensorSpec([24], tf.float64, "y")]
+        return exact_steps.Program(step, specs, {"w": w})
+
+    fed = batches(24, 24)
+    _, want = exact_steps.alone(make, fed)
+    for workers in (2, 3):
+        program, context = exact_steps.captured(make)
+        _, got, _ = exact_steps.distributed(program, context, fed, workers)
+        np.testing.assert_allclose(got["w"], want["w"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_one_worker_keeps_the_loop(workers):
+    """It has nothing to aggregate; nor has a step that only adds up."""
+    _, context = exact_steps.captured(program_of(updating))
+    context.model_for(workers)
+    loops = [node.name for node in context.model_for(workers).graph if node.op == "While"]
+    assert bool(loops) == (workers == 1)
