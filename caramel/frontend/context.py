@@ -16,7 +16,7 @@ from tensorflow.python.util import nest
 
 from caramel.data.components import bind_by_name_or_order, bind_by_position
 from caramel.data.dataset import TrainingData, training_data
-from caramel.errors import CaptureError, InputError
+from caramel.errors import CaptureError, InputError, UnsupportedError
 from caramel.facts import Trace
 from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.capture_options import CaptureOptions
@@ -30,7 +30,7 @@ from caramel.frontend.programs.step_inputs import StepInputs, inputs_of, refusal
 from caramel.frontend.recording.automatic_names import Renaming
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.recording.watching import recording
-from caramel.frontend.rewrites.unroll import has_loops_to_unroll
+from caramel.frontend.rewrites.unroll import loops_to_unroll
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.dealt import assemble_dealt, assemble_divisible
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -286,13 +286,15 @@ class Context:
         """
         try:
             return self._of_traces()
-        except CaptureError:
+        except CaptureError as refusal:
             if self.graph is not None or not self._forget_loops():
                 raise
             try:
                 return self._of_traces()
             except CaptureError:
                 self._forget_loops(unrolls=False)
+                if isinstance(refusal, UnsupportedError):  # of the loop, which is gone
+                    raise
             raise  # of what the program has, and not of its rounds
 
     def _of_traces(self) -> Model:
@@ -320,7 +322,7 @@ class Context:
     def _forget_loops(self, unrolls: bool = True) -> bool:
         """Trace the step anew, with loops that differentiate unrolled or not; False where there are none to unroll."""
         traces, raw = self._traces, vars(self).pop("_raw", None)
-        if unrolls and (raw is None or traces.unrolls or not has_loops_to_unroll(raw.graph)):
+        if unrolls and (raw is None or traces.unrolls or not loops_to_unroll(raw.graph)):
             return False
         traces.unrolls, self._gathers = unrolls, frozenset()
         return True

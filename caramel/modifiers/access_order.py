@@ -35,7 +35,7 @@ def order_accesses(step: Served, copies: Mapping[str, NodeDef], stand_ins: Stand
     accesses: dict[str, list[str]] = {}
     for variable in step.model.variables:
         if variable.node in step.graph:
-            users = dict.fromkeys(reader for reader, _ in step.graph.consumers[variable.node])
+            users = dict.fromkeys(step.graph.data_readers(variable.node))
             if len(users) > 1 and any(variable.node in library.written(step.graph[user]) for user in users):
                 accesses[variable.node] = list(users)
     is_before = step.graph.order_of(name for names in accesses.values() for name in names)

@@ -246,15 +246,3 @@ def test_a_gradient_in_a_case_that_only_some_workers_take(refused):
 
     with refused(caramel.UnsupportedError, "'w'", "branch", "differs between workers", "'x'"):
         caramel.ARModel(captured(change), 2)
-
-
-def test_a_gradient_in_a_branch_of_a_loop(refused):
-    def change(x, y, w):
-        total, loss = tf.zeros([4]), tf.zeros([])
-        for number in tf.range(3):
-            g, loss = tf.cond(number > 1, lambda: gradient_of(x, y, w), lambda: gradient_of(2.0 * x, y, w))
-            total = total + g
-        return total, loss
-
-    with refused(caramel.UnsupportedError, "While", "gradient of a variable", "unrolled"):
-        caramel.ARModel(captured(change), 2)

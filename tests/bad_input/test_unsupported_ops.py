@@ -230,12 +230,28 @@ def test_a_gradient_in_a_loop(refused):
     weights = tf.Variable(tf.zeros([3]), name="w")
 
     def step(x, y):
-        for _ in tf.range(2):
+        for _ in tf.range(tf.cast(tf.reduce_sum(weights), tf.int32)):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - y) ** 2)
             weights.assign_sub(0.1 * tape.gradient(loss, weights))
 
-    with refused(caramel.UnsupportedError, "While", "add it to a sum", "unrolled"):
+    with refused(caramel.UnsupportedError, "While", "add it to a sum", "constant number of rounds"):
+        caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 3]), tf.TensorSpec([None])]), 2)
+
+
+def test_a_gradient_in_a_loop_of_many_rounds(refused):
+    """They would be too many nodes."""
+    weights = tf.Variable(tf.zeros([3]), name="w")
+
+    def step(x, y):
+        loss = tf.constant(0.0)
+        for _ in tf.range(65):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - y) ** 2)
+            weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    with refused(caramel.UnsupportedError, "While", "add it to a sum", "constant number of rounds"):
         caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 3]), tf.TensorSpec([None])]), 2)
 
 

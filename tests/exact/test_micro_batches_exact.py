@@ -332,15 +332,14 @@ def test_a_step_that_needs_all_rows_needs_whole_micro_batches():
 
 
 def test_a_fixed_batch_that_cannot_be_cut():
-    """It is refused when it is captured, and not in each step."""
-    w, seen = tf.Variable(WEIGHTS), tf.Variable(np.zeros(2), trainable=False)
+    """Each worker computes all of it, as it does where the loop is written in Python."""
 
-    def step(x, y):
-        return halves_of_all(w, seen, x, y)
+    def make():
+        w, seen = tf.Variable(WEIGHTS, name="w"), tf.Variable(np.zeros(2), name="seen", trainable=False)
+        specs = [tf.TensorSpec([13, 3], tf.float64, "x"), tf.TensorSpec([13], tf.float64, "y")]
+        return exact_steps.Program(lambda x, y: halves_of_all(w, seen, x, y), specs, {"w": w, "seen": seen})
 
-    specs = [tf.TensorSpec([13, 3], tf.float64), tf.TensorSpec([13], tf.float64)]
-    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
-        caramel.ARModel(caramel.capture(step, specs), 2)
+    exact_steps.check(make, batches(13, 13), 2)
 
 
 def test_a_trace_of_one_worker_of_a_job():
@@ -424,22 +423,6 @@ def test_blocks_in_a_loop_are_refused():
         exact_steps.captured_once(square_program(in_a_loop))
 
 
-def test_rounds_beyond_the_last_micro_batch_are_refused():
-    """Their slices are empty, or have what is left over."""
-
-    def step_of(w, seen, x, y):
-        size, total, losses = size_of(x), tf.zeros_like(w), tf.constant(0.0, tf.float64)
-        for i in tf.range(K + 1):
-            loss, gradient = of_a_micro_batch(w, x[i * size : (i + 1) * size], y[i * size : (i + 1) * size])
-            total += gradient
-            losses += loss
-        w.assign_sub(0.1 * total)
-        return losses
-
-    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
-        exact_steps.captured_once(program_of(step_of))
-
-
 @pytest.mark.parametrize("reduce, scale", [(tf.reduce_sum, -1), (tf.reduce_mean, 1)])
 @pytest.mark.parametrize("cut", [lambda x: tf.split(x, 2), lambda x: [x, x]], ids=["parts", "whole"])
 def test_gradients_scaled_by_a_fixed_number_of_rows(cut, reduce, scale):
@@ -487,32 +470,6 @@ def test_arrays_of_python_for_each_row_of_a_part():
         caramel.ARModel(caramel.capture(step, specs), 2).session(in_process()) as session,
     ):
         session.step(*batches(24)[0])
-
-
-def scaling_in_a_loop(x, y, w, reduce, scale):
-    """Sums of two micro-batches, scaled in each round by the number of their rows."""
-    rows, total = x.shape[0] // 2, tf.zeros_like(w)
-    xs, ys, losses = tf.reshape(x, [2, rows, 3]), tf.reshape(y, [2, rows]), tf.constant(0.0, tf.float64)
-    for i in tf.range(2):
-        with tf.GradientTape() as tape:
-            loss = reduce((tf.linalg.matvec(xs[i], w) - ys[i]) ** 2)
-        total += tape.gradient(loss, w) * tf.constant(float(rows**scale), tf.float64)
-        losses += loss
-    w.assign_sub(0.01 * total)
-    return losses
-
-
-@pytest.mark.parametrize("reduce, scale", [(tf.reduce_sum, -1), (tf.reduce_mean, 1)])
-def test_gradients_scaled_in_a_loop_by_a_fixed_number_of_rows(reduce, scale):
-    w = tf.Variable(WEIGHTS)
-
-    def step(x, y):
-        return scaling_in_a_loop(x, y, w, reduce, scale)
-
-    specs = [tf.TensorSpec([24, 3], tf.float64, "x"), tf.TensorSpec([24], tf.float64, "y")]
-    with pytest.raises(caramel.UnsupportedError, match="scale the sum after the loop"):
-        caramel.ARModel(caramel.capture(step, specs), 2)
-    caramel.ARModel(caramel.capture(step, specs), 1)  # which has the number of one device
 
 
 def test_what_reads_all_rows_leaves_none_over():

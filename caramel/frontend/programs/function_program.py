@@ -27,7 +27,7 @@ from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.recording.user_code import is_library
 from caramel.frontend.recording.watching import unwatched
 from caramel.frontend.rewrites.inline import inline
-from caramel.frontend.rewrites.unroll import unrolled
+from caramel.frontend.rewrites.unroll import loops_to_unroll, unrolled
 from caramel.frontend.roles.summed_graph import with_loop_results_apart
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
@@ -48,6 +48,7 @@ class Traced:
         structured_outputs: outputs of the function in the user's structure.
         naming: names for captured variables.
         graph: nodes of the function, with calls inlined.
+        loops: names of the loops that were unrolled.
 
     Args:
         function: a tf.function or a plain Python function.
@@ -72,6 +73,7 @@ class Traced:
         replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
         inlined = inline(_with_captures(graph_def, replacements))
         with unwatched():
+            self.loops = loops_to_unroll(inlined.graph) if unrolls else []
             self._inlined = unrolled(inlined) if unrolls else inlined
         self.graph = self._inlined.graph
 
@@ -150,6 +152,14 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
+def _of_loops(names: Sequence[str]) -> tuple[str, ...]:
+    """A note on loops that were unrolled."""
+    if not names:
+        return ()
+    which = f"loop {names[0]} is" if len(names) == 1 else f"loops {listed(names)} are"
+    return (f"the {which} unrolled, as it can only be told of single rounds what becomes of their gradients",)
+
+
 def _made(graph: Graph) -> dict[str, str]:
     """The type of an op and how many of it the program has made before, by its name.
 
@@ -219,6 +229,7 @@ def capture_step(
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
         out_of_reach=tuple(recorder.out_of_reach),
+        notes=_of_loops(traced.loops),
     )
     return with_loop_results_apart(program)
 

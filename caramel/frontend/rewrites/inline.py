@@ -242,7 +242,8 @@ class _Inliner:
         results = [_renamed(body, scope, arguments, text) for text in body.results]
         for index, (text, dtype) in enumerate(zip(results, ops.output_types(call))):
             self._replaced[call.name, index] = self._with_marks(call, index, scope, text, dtype, guard)
-        after = dict.fromkeys([*(scope + name for name in body.effects), *map(node_of, results)])
+        values = [text for text, dtype in zip(results, ops.output_types(call)) if dtype != ops.DT_RESOURCE]
+        after = dict.fromkeys([*(scope + name for name in body.effects), *map(node_of, values)])
         self._add(node(call.name, "NoOp", [*("^" + name for name in after), *controls], call.device), guard)
 
     def _apart(self, joint: NodeDef, guard: str) -> None:

@@ -44,14 +44,14 @@ _MOST_NODES = 50_000
 """Nodes of the largest graph, for one device, that loops are unrolled to."""
 
 
-def has_loops_to_unroll(graph: Graph) -> bool:
-    """Whether `unrolled` changes a graph.
+def loops_to_unroll(graph: Graph) -> list[str]:
+    """Names of the loops in place of which `unrolled` has their rounds, but for those within others.
 
     Args:
         graph: nodes with the attributes of capture, without calls that can be inlined.
     """
     library = Library(graph)
-    return any(_rounds(each, graph, library) for each in graph)
+    return [each.name for each in graph if _rounds(each, graph, library)]
 
 
 def unrolled(inlined: Inlined) -> Inlined:
@@ -60,7 +60,7 @@ def unrolled(inlined: Inlined) -> Inlined:
     Args:
         inlined: nodes with the attributes of capture, without calls that can be inlined.
     """
-    while has_loops_to_unroll(inlined.graph):  # there may be further loops in those that were unrolled
+    while loops_to_unroll(inlined.graph):  # there may be further loops in those that were unrolled
         called, renamed, rounds = _with_rounds(inlined.graph)
         again = inline(called)
         outputs = {name: again.tensor(tensor) for name, tensor in renamed.items()}

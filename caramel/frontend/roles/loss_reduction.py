@@ -127,10 +127,11 @@ def _untold(reason: str, *, is_of_a_part: bool = False, is_graph: bool = False) 
         "or 'sum' (they are added)"
     )
     if _CUTS.match(reason) and not is_of_a_part:
-        advice += (
-            ". Micro-batches are exact as x[i * m : (i + 1) * m] with m = tf.shape(x)[0] // K and a constant K, by "
+        advice = (
+            "Micro-batches are exact as x[i * m : (i + 1) * m] with m = tf.shape(x)[0] // K and a constant K, by "
             "tf.split or tf.reshape(x, [K, -1, ...]), or as an axis of the inputs, [None, K, ...], from which the step "
-            "takes x[:, i]"
+            "takes x[:, i]. Only where it does not matter which of its own rows a worker takes so, say "
+            "loss_reduction='mean' or 'sum'"
         )
     if is_of_a_part and is_graph:
         advice += ". If the loss compares examples, write it as a step function, which can be traced with all of them"

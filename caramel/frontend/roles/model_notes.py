@@ -55,21 +55,37 @@ def batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
 
 
 def summed(raw: RawProgram) -> list[str]:
-    """A note on tensors that are summed over the workers in the forward pass.
+    """Notes on tensors that are summed or gathered over the workers in the forward pass.
 
     Args:
         raw: the captured program.
     """
     if not raw.forward_sums:
         return []
-    names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
-    sums = {s.node for s in raw.forward_sums}
-    made = [n for n, t in raw.outputs if t != raw.loss and sums & raw.graph.ancestors([node_of(t)], control=False)]
-    readers = f"; the step returns what is made of that: {listed(made, 3)}" if made else ""
-    return [
-        f"values of the whole batch are needed: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
-        f"summed over the workers in the forward pass, so that each of them has these values{readers}"
-    ]
+    gathered = [s.node for s in raw.forward_sums if s.kind == "gather"]
+    added = [s.node for s in raw.forward_sums if s.kind != "gather"]
+    notes = []
+    for nodes, what in ((added, "summed over the workers"), (gathered, "gathered from all workers")):
+        names = list(dict.fromkeys(node_of(raw.graph[name].input[0]) for name in nodes))
+        made = [n for n, t in raw.outputs if t != raw.loss and _is_behind(raw, nodes, t)]
+        readers = f"; the step returns what is made of that: {listed(made, 3)}" if made else ""
+        if names:
+            notes.append(
+                f"values of the whole batch are needed: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
+                f"{what} in the forward pass, so that each of them has these values{readers}"
+            )
+    whole = [i.name for i in raw.inputs if any(node_of(raw.graph[name].input[0]) == i.node for name in gathered)]
+    if whole:
+        notes.append(
+            f"what follows from all rows of {listed(whole, 3)} is computed by every worker for the whole batch, which "
+            "several workers do no faster than one"
+        )
+    return notes
+
+
+def _is_behind(raw: RawProgram, nodes: Collection[str], tensor: str) -> bool:
+    """Whether some nodes go into a tensor."""
+    return not raw.graph.ancestors([node_of(tensor)], control=False).isdisjoint(nodes)
 
 
 def own_state(raw: RawProgram, handles: Collection[str]) -> list[str]:

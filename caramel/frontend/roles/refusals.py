@@ -135,7 +135,8 @@ def refuse_in_loops(raw: RawProgram) -> None:
                 raise UnsupportedError(
                     f"op {node.name!r} ({node.op}) computes a gradient of a variable inside function {function!r} and "
                     "does more with it than add it to a sum that starts from zeros, so it cannot be aggregated. Use "
-                    "the sum after the loop, or write the loop in Python so that it is unrolled"
+                    "the sum after the loop, give it a constant number of rounds, with which it can be unrolled, or "
+                    "write it in Python"
                 )
 
 
