@@ -119,12 +119,12 @@ def _decisions(plan: Plan) -> list[str]:
     if plan.sharded:
         slots = sum(len(update.slots) for update in plan.sharded)
         lines.append(
-            f"{len(plan.sharded)} updates are sharded: each worker makes a part of them, and has a part of "
-            f"{slots} slots"
+            f"{counted(len(plan.sharded), 'sharded update')}: each worker makes a part, and has a part of "
+            f"{counted(slots, 'slot')}"
         )
     if plan.divided_tables:
-        count = len(plan.divided_tables)
-        lines.append(f"{count} embedding tables are divided: each worker has some rows, and of their slots")
+        tables = counted(len(plan.divided_tables), "divided embedding table")
+        lines.append(f"{tables}: each worker has some rows, and of their slots")
     if plan.extra_bytes:
         lines.append(f"each worker keeps {plan.extra_bytes:,} bytes of gradients for the next step")
     if plan.workers > 1:

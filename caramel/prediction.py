@@ -77,8 +77,8 @@ class Interval:
         return cls(step_s / factor, step_s * factor, trace, network, model)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {getattr(self, name):.1%}" for name in ("trace", "network", "model"))
-        return f"with 95 % probability {format_ms(self.low_s)} to {format_ms(self.high_s)} ({parts})"
+        parts = ", ".join(f"{abs(getattr(self, name)):.1%} {name}" for name in ("trace", "network", "model"))
+        return f"with 95 % probability {format_ms(self.low_s)} to {format_ms(self.high_s)} (uncertain: {parts})"
 
 
 def predicted_beside(predicted_s: float, measured_s: float) -> str:

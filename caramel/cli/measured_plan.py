@@ -92,8 +92,9 @@ class TriedPlan:
         ratios = self.gain_ratios
         without_s = statistics.median(without_s for _, without_s in self.in_turn_s)
         text = (
-            f"in turn with the step without a plan, {format_ms(without_s)}: {statistics.median(ratios):.3f} of its "
-            f"time ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
+            f"without a plan, measured in turn with it: {format_ms(without_s)}; the plan takes "
+            f"{_more_or_less(statistics.median(ratios))} (median of {len(ratios)} rounds; from "
+            f"{_more_or_less(min(ratios))} to {_more_or_less(max(ratios))})"
         )
         if is_gain([1 / ratio for ratio in ratios]):
             text += (
@@ -118,6 +119,15 @@ class TriedPlan:
             return text
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
         return f"{text}\n{advice}"
+
+
+def _more_or_less(ratio: float) -> str:
+    """How much more or less time something takes.
+
+    >>> _more_or_less(0.95), _more_or_less(1.012)
+    ('5.0% less', '1.2% more')
+    """
+    return f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'}"
 
 
 def measured_plan(

@@ -17,6 +17,7 @@ from caramel.graph.devices import WORKER_JOB, Device, parse_devices
 from caramel.model import Model
 from caramel.plan import Plan
 from caramel.server_plan import ParameterServers
+from caramel.util.tables import counted
 
 
 def server_devices(workers: Sequence[str], options: CompileOptions) -> tuple[str, ...]:
@@ -105,7 +106,9 @@ def server_plan(
     notes += _notes_of_tables(model, groups, len(there))
     held = len(split_step(model).holders)
     if held:
-        notes.append(f"{held} ops of each worker take a variable by its handle, and get a copy of it in every step")
+        notes.append(
+            f"{counted(held, 'op')} of each worker, given the handle of a variable: it gets a copy in each step"
+        )
     return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes))), problem
 
 

@@ -8,6 +8,7 @@ from caramel.data.pipeline import Pipeline
 from caramel.errors import listed
 from caramel.model import Model, VariableClass
 from caramel.plan import Plan
+from caramel.util.tables import counted
 
 
 def bare_plan(model: Model, devices: Sequence[str], pipeline: Pipeline | None) -> Plan:
@@ -65,10 +66,11 @@ def notes_of_workers(model: Model, plan: Plan) -> list[str]:
     totals = model.variables_of(VariableClass.TOTAL)
     apart = (*model.variables_of(VariableClass.ACCUMULATOR), *totals)
     local = [v.plan_name for v in model.variables if v.kind.is_local and v not in apart]
-    if local:
-        used = "the mean over the workers" if plan.statistics == "mean" and plan.workers > 1 else "worker 0's"
+    if local and plan.workers > 1:
+        used = "the mean over the workers" if plan.statistics == "mean" else "worker 0's"
         notes.append(
-            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
+            f"{counted(len(local), 'variable')} {'is' if len(local) == 1 else 'are'} local to each worker "
+            f"({listed(local, 3)}); "
             f"checkpoints and evaluations use {used}"
         )
     if totals:

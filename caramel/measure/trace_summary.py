@@ -22,6 +22,7 @@ from caramel.measure.step_stats import Row, TracedStep, rows_by_node
 from caramel.modifiers.emission import replica_name
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.host.environment import usable_cores
+from caramel.util.tables import counted
 from caramel.util.units import format_time
 
 _VARIATION_LIMIT = 0.3
@@ -192,7 +193,7 @@ def _warnings(
     dynamic = dynamic_nodes(graph)
     if dynamic:
         warnings.append(
-            f"{len(dynamic)} ops are in loops or branches ({listed(dynamic, 3)}), and run as often as values say: "
+            f"{counted(len(dynamic), 'op')} in loops or branches ({listed(dynamic, 3)}), run as often as values say: "
             "where those change from step to step, predictions are not reliable (Caramel, section 7)"
         )
     varying = [name for name in dynamic if name in times and varies(times[name], step_s)]

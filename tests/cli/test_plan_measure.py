@@ -60,7 +60,8 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
     )
     assert found and 5 <= int(found[2]) <= 33 and float(found[1]) > 0
     assert re.search(
-        r"\nin turn with the step without a plan, [\d.]+ ms: [\d.]+ of its time \(.* in 5 rounds\)", said.stdout
+        r"\nwithout a plan, measured in turn with it: [\d.]+ ms; the plan takes [\d.]+% (less|more) \(median of 5 rounds; ",
+        said.stdout,
     )
     measured = [tmp_path / f"plan.{name}.json" for name in ("network", "trace")]
     assert f"written: {file}, {measured[0]}, {measured[1]}" in said.stdout
@@ -143,7 +144,11 @@ def test_beside_the_step_without_a_plan(with_s, is_slower):
     record = SimpleNamespace(plain_steps_s=[1.0] * 3, data_wait_s=0.0)
     tried = TriedPlan(armodel, None, None, record, caramel.InProcess(), [(each, 1.0) for each in with_s])
     text = str(tried)
-    assert f"without a plan, 1000 ms: {sorted(with_s)[2]:.3f} of its time ({min(with_s):.3f} to " in text
+    median, least, most = (
+        f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'}"
+        for ratio in (sorted(with_s)[2], min(with_s), max(with_s))
+    )
+    assert f"1000 ms; the plan takes {median} (median of 5 rounds; from {least} to {most})" in text
     assert ("the step is faster without this plan" in text) == is_slower
     assert tried.as_dict()["ratios_to_unplanned"] == list(with_s)
 
@@ -166,7 +171,9 @@ def test_what_was_measured_is_kept_where_a_gradient_is_not_known(a_short_look, w
     options = ["--workers", "2", "--measure", "--cluster", "in-process", "--explain", "nothing", "--out", str(file)]
     result = CliRunner().invoke(main, ["plan", f"{write(STEP)}:build", *options])
     assert result.exit_code == 1 and "the plan has no gradient 'nothing'" in result.output
-    assert "in turn with the step without a plan" in result.output and caramel.Plan.load(file).prediction is not None
+    assert (
+        "without a plan, measured in turn with it" in result.output and caramel.Plan.load(file).prediction is not None
+    )
 
 
 @pytest.mark.soak

@@ -317,7 +317,7 @@ def test_a_plan_says_what_is_divided_and_can_be_edited(tmp_path):
     _, armodel = sessions(3)
     plan, context = armodel.plan, armodel.context
     (number,) = (n for n, transfer in enumerate(plan.transfers) if transfer.algorithm == "owners")
-    assert "1 embedding tables are divided" in plan.table() and "owners" in plan.table()
+    assert "1 divided embedding table: " in plan.table() and "owners" in plan.table()
     assert "each row of 1 embedding tables is on one worker" in " ".join(plan.proof)
     assert "the rows of the table that it has" in plan.explain(plan.transfers[number].gradients[0])
     plan.save(tmp_path / "plan.json")

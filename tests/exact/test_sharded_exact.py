@@ -424,7 +424,7 @@ def test_evaluations_see_whole_slots():
 def test_a_plan_says_what_is_sharded_and_can_be_edited(tmp_path):
     _, armodel = sessions(3)
     plan = armodel.plan
-    assert "4 updates are sharded" in plan.table() and "8 slots" in plan.table()
+    assert "4 sharded updates: " in plan.table() and "8 slots" in plan.table()
     plan.save(tmp_path / "plan.json")
     assert caramel.Plan.load(tmp_path / "plan.json").sharded == plan.sharded
     context = armodel.context

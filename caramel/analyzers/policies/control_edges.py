@@ -126,7 +126,11 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
         ends = _last(reach, [*ends, *computing_by_gradient[name]])
     fewest = _without_implied(graph, tuple(edges))
     count = len(fewest)
-    what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
+    what = (
+        "each op that only later gradients need waits for the earlier ones"
+        if kind == "total"
+        else "the last op of each gradient waits for that of the one before"
+    )
     return ControlEdges(fewest, kind, f"{count} control edges on each worker; {what}")
 
 

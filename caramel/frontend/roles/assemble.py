@@ -266,7 +266,7 @@ def _model(found: _Findings) -> Model:
             *model_notes.summed(raw),
             *unordered_outputs(raw, reductions),
             *roles.notes,
-            *unknown_reduction_notes(found.loss, reported, found.reduction.kind),
+            *(() if raw.is_alone else unknown_reduction_notes(found.loss, reported, found.reduction.kind)),
         ),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
@@ -303,7 +303,7 @@ def assemble_alone(raw: RawProgram) -> Model:
             raise
         if loss is None:
             raise CaptureError("the loss cannot be found in the graph: pass it as loss=") from error
-        kept = f"with one worker the step is as the program has it; with several it could not be: {error}"
+        kept = "with one worker there is nothing to aggregate: the step is as the program has it"
         # What the program asks for over all replicas is what the only one has.
         plain = replace(
             raw, gradients=(), loss=loss, reduction="mean", notes=(*raw.notes, kept), trains=False, forward_sums=()
