@@ -112,7 +112,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
                 armodel, None, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster, [(1, 1)]
             )
         )
-        return text[: text.index("\nin turn with")]
+        return text[: text.index("\nwithout a plan")]
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
     assert said(1.05, caramel.InProcess()).endswith(

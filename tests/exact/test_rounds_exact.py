@@ -144,6 +144,18 @@ def beyond_the_last(w, seen, x, y):
     return losses
 
 
+def moving(w, seen, x, y):
+    """What follows from gradients is differentiated by itself, and no sum of them."""
+    moved, loss = tf.identity(w), tf.constant(0.0, tf.float64)
+    for _ in tf.range(K):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, w + 0.1 * moved) - y) ** 2)
+        moved -= 0.1 * tf.nn.l2_normalize(tape.gradient(loss, w))
+    w.assign_sub(0.3 * (w - moved))
+    seen.assign_add([1.0, tf.norm(moved)])
+    return loss
+
+
 PROGRAMS = {
     "updates": updating,
     "updates in a while": updating_while,
@@ -155,6 +167,7 @@ PROGRAMS = {
     "places": by_places,
     "a branch": in_a_branch,
     "nested": nested,
+    "moving": moving,
     "beyond the last": beyond_the_last,
 }
 DEALT = ("updates by micro-batches", "clipped each")
