@@ -45,6 +45,10 @@ def without_long_wait_s(step_s: float, data_wait_s: float) -> float:
     return step_s - data_wait_s if is_long_wait(data_wait_s, step_s) else step_s
 
 
+OUTSIDE_ADVICE = "trace and measure the network anew where it trains, with nothing else running"
+"""What to do where a measured step is outside the interval of the prediction."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """The seconds between which the step is with 95 % probability, and what they are from.
@@ -160,7 +164,9 @@ class Prediction:
         text = predicted_beside(predicted_s, step_s)
         if self.interval is None:
             return text
-        return f"{text} and {'within' if self.holds(step_s) else 'outside'} the interval of the prediction"
+        if self.holds(step_s):
+            return f"{text} and within the interval of the prediction"
+        return f"{text} and outside the interval of the prediction: {OUTSIDE_ADVICE}"
 
     def as_dict(self) -> dict[str, float]:
         """The figures, in SI units."""

@@ -117,8 +117,7 @@ class TriedPlan:
         text = f"{text}; {prediction.beside(self.step_s, data_wait_s=wait_s)}"
         if prediction.holds(without_long_wait_s(self.step_s, wait_s)):
             return text
-        advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
-        return f"{text}\n{advice}"
+        return f"{text}\nnote: {why[0].lower()}{why[1:]}" if why else text
 
 
 def _more_or_less(ratio: float) -> str:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from caramel.errors import listed
 from caramel.plan import Plan
-from caramel.prediction import is_long_wait, without_long_wait_s
+from caramel.prediction import OUTSIDE_ADVICE, is_long_wait, without_long_wait_s
 from caramel.report.figures import StepFigures, exposed_by_cause, exposed_by_transfer, figures_of
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
@@ -156,10 +156,8 @@ def notes(report: Report) -> list[tuple[str, str]]:
             )
             found.insert(0, ("warning", text))
     if outside_s := _outside_interval(report):
-        text = (
-            f"The measured step of {milliseconds(outside_s)} is outside the interval of the prediction: trace and "
-            "measure the network anew where it trains, with nothing else running."
-        )
+        outside = f"The measured step of {milliseconds(outside_s)} is outside the interval of the prediction"
+        text = f"{outside}: {OUTSIDE_ADVICE}."
         found.insert(0, ("warning", text))
     elif (below_s := _below_bound(report)) is not None:
         text = (

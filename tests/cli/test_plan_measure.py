@@ -120,7 +120,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     )
     assert "\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
     assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith(
-        "outside the interval of the prediction\nmeasure again with nothing else running"
+        "outside the interval of the prediction: trace and measure the network anew where it trains, with nothing else running"
     )
     armodel.plan = SimpleNamespace(
         prediction=None, workers=4, servers=SimpleNamespace(prediction=SimpleNamespace(step_s=1.0))
