@@ -25,10 +25,12 @@ class Dealing:
         micro_batches: their number; 1 where the batch is not cut.
         leaves_remainder: whether no micro-batch has the last rows, where their number does not divide the batch: the
             step does without. Else there must be none.
+        rows: number of rows that each batch must have, as the step takes rows by their numbers; None for any.
     """
 
     micro_batches: int = 1
     leaves_remainder: bool = False
+    rows: int | None = None
 
     def used(self, rows: int) -> int:
         """The number of rows that the micro-batches have.
@@ -47,6 +49,8 @@ class Dealing:
         Args:
             rows: number of rows of the batch.
         """
+        if self.rows is not None and rows != self.rows:
+            return f"the step was captured for batches of {self.rows}, of which it takes rows by their numbers"
         if self.micro_batches == 1 or (self.used(rows) and (rows == self.used(rows) or self.leaves_remainder)):
             return ""
         needs = "at least one example for each" if self.leaves_remainder else f"a multiple of {self.micro_batches}"

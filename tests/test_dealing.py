@@ -1,5 +1,6 @@
 """How rows of a batch are dealt to workers."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -52,13 +53,16 @@ def test_each_worker_has_its_part_of_every_micro_batch(runner, workers, count, r
         (Dealing(4), 3, "a multiple of 4"),
         (Dealing(4, leaves_remainder=True), 9, ""),
         (Dealing(4, leaves_remainder=True), 3, "at least one example for each"),
+        (Dealing(4, rows=8), 8, ""),
+        (Dealing(4, rows=8), 12, "batches of 8, of which it takes rows by their numbers"),
     ],
 )
 def test_batches_that_cannot_be_cut(runner, dealing, rows, refusal):
     assert dealing.refusal(rows).endswith(refusal) and bool(dealing.refusal(rows)) == bool(refusal)
-    facts = {"micro_batches": dealing.micro_batches, "leaves_remainder": dealing.leaves_remainder}
+    facts = dataclasses.asdict(dealing)
     if refusal:
-        with pytest.raises(SystemExit, match=f"a batch of {rows} examples cannot be cut into 4 micro-batches"):
+        why = f"a batch of {rows} examples cannot be cut into 4 micro-batches|takes rows by their numbers, of 8"
+        with pytest.raises(SystemExit, match=why):
             runner.check_dealing({"dealing": facts}, rows)
     else:
         runner.check_dealing({"dealing": facts}, rows)

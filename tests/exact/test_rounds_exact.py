@@ -264,6 +264,84 @@ def test_gradients_scaled_in_a_loop_by_a_fixed_number_of_rows(reduce, scale):
         np.testing.assert_allclose(got["w"], want["w"])
 
 
+FIXED = [tf.TensorSpec([K * SIZE, 3], tf.float64, "x"), tf.TensorSpec([K * SIZE], tf.float64, "y")]
+
+
+def of_fixed_batches(step_of):
+    def make():
+        program = program_of(step_of)()
+        return exact_steps.Program(program.step, FIXED, program.variables)
+
+    return make
+
+
+def in_python(w, seen, x, y):
+    """Two micro-batches of one size, and one of the double."""
+    loss = tf.constant(0.0, tf.float64)
+    for rows in (slice(None, SIZE // 2), slice(SIZE // 2, SIZE), slice(SIZE, None)):
+        loss, gradient = gradient_of(w, x[rows], y[rows])
+        w.assign_sub(0.1 * tf.clip_by_norm(gradient, 0.3))
+        seen.assign_add([1.0, tf.norm(gradient)])
+    return loss
+
+
+@pytest.mark.parametrize("step_of", [rows_of(of_fixed_size), by_places, in_python])
+def test_rows_by_their_numbers_of_batches_of_one_size(step_of):
+    """Each worker has its rows of every micro-batch, and other batches are refused, as on one device."""
+    make = of_fixed_batches(step_of)
+    exact_steps.check(make, batches(12, 12), [2, 3])
+    _, context = exact_steps.captured_once(make)
+    assert context.model.dealing.rows == 12
+    assert not [s for s in context.model.forward_sums if s.kind == "gather"]
+    with (
+        caramel.ARModel(context, 2).session(in_process()) as session,
+        pytest.raises(caramel.InputError, match="a batch has 15 examples: .* batches of 12"),
+    ):
+        session.step(*batches(15)[0])
+
+
+def test_rows_by_their_numbers_of_a_dataset():
+    dataset = tf.data.Dataset.from_tensor_slices(batches(30)[0]).batch(12, drop_remainder=True)
+    make = program_of(rows_of(of_fixed_size))
+    losses, want = exact_steps.alone(make, list(dataset.as_numpy_iterator()))
+    program = exact_steps.fresh(make)
+    context = caramel.capture(program.step, SPECS, data=dataset)
+    with caramel.ARModel(context, 2).session(in_process()) as session:
+        got = [session.step().loss for _ in losses]
+        session.write_back()
+    assert context.model.dealing.rows == 12
+    np.testing.assert_allclose(got, losses)
+    for name, value in exact_steps.values_of(program).items():
+        np.testing.assert_allclose(value, want[name], err_msg=name)
+
+
+def with_static_sizes(w, seen, x, y):
+    """Other constants of the program follow from the sizes of these slices."""
+    loss = tf.constant(0.0, tf.float64)
+    for i in range(K):
+        loss, gradient = gradient_of(w, tf.slice(x, [i * SIZE, 0], [SIZE, 3]), tf.slice(y, [i * SIZE], [SIZE]))
+        w.assign_sub(0.1 * gradient)
+        seen.assign_add([1.0, tf.norm(gradient)])
+    return loss
+
+
+def out_of_bounds(w, seen, x, y):
+    """The last micro-batch has fewer rows."""
+    loss = tf.constant(0.0, tf.float64)
+    for i in range(K):
+        loss, gradient = gradient_of(w, x[i * 5 : (i + 1) * 5], y[i * 5 : (i + 1) * 5])
+        w.assign_sub(0.1 * gradient)
+        seen.assign_add([1.0, tf.norm(gradient)])
+    return loss
+
+
+@pytest.mark.parametrize("step_of", [with_static_sizes, out_of_bounds])
+def test_other_cuts_of_batches_of_one_size_are_gathered(step_of):
+    make = of_fixed_batches(step_of)
+    exact_steps.check(make, batches(12, 12), 2)
+    assert exact_steps.captured_once(make)[1].model.dealing.rows is None
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_one_worker_keeps_the_loop(workers):
     """It has nothing to aggregate; nor has a step that only adds up."""

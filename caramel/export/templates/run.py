@@ -201,7 +201,9 @@ def started_server(signature, addresses, task):
 
 def check_dealing(signature, rows, cut_by_worker=False):
     """End the program if a step that cuts its batch into micro-batches cannot do so with so many rows."""
-    count, leaves = (signature["dealing"][key] for key in ("micro_batches", "leaves_remainder"))
+    count, leaves, wanted = (signature["dealing"][key] for key in ("micro_batches", "leaves_remainder", "rows"))
+    if wanted is not None and rows != wanted:
+        raise SystemExit("a batch has %d examples: the step takes rows by their numbers, of %d" % (rows, wanted))
     if count > 1 and (rows < count or (rows % count and (cut_by_worker or not leaves))):
         raise SystemExit("a batch of %d examples cannot be cut into %d micro-batches of one size" % (rows, count))
 

@@ -10,6 +10,7 @@ from caramel.errors import CaptureError
 from caramel.frontend.batch.micro_batches import Count, possible_counts
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.assemble import assemble
+from caramel.frontend.roles.fixed_micro_batches import with_sizes_of_micro_batches
 from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.model import Model
 
@@ -36,7 +37,7 @@ def assemble_dealt(raw: RawProgram, examples: int | None) -> Model:
         return assemble(raw)
     except CaptureError as refusal:
         counts = _counts(raw)
-        model = _dealt(raw, counts, examples, is_sure=True)
+        model = _dealt(raw, counts, examples, is_sure=True) or _cut_by_numbers(raw, examples)
         if model is None and not isinstance(refusal, GatherNeeded):
             model = _dealt(raw, counts, examples, is_sure=False)
         if model is None:
@@ -61,6 +62,19 @@ def assemble_divisible(raw: RawProgram, examples: int | None, refusal: CaptureEr
     return model
 
 
+def _cut_by_numbers(raw: RawProgram, examples: int | None) -> Model | None:
+    """The model of a step that cuts batches of a fixed size by numbers of rows; None where that cannot be."""
+    if examples is None or not _is_divided(raw):
+        return None
+    changed = with_sizes_of_micro_batches(raw, examples)
+    return None if changed is None else _model_of(changed[0], Dealing(changed[1], rows=examples))
+
+
+def _is_divided(raw: RawProgram) -> bool:
+    """Whether workers train on parts of the batch."""
+    return raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
+
+
 def _dealt(raw: RawProgram, counts: Sequence[Count], examples: int | None, is_sure: bool) -> Model | None:
     """The model of a step whose workers have their part of each micro-batch; None where that cannot be.
 
@@ -70,24 +84,26 @@ def _dealt(raw: RawProgram, counts: Sequence[Count], examples: int | None, is_su
         examples: number of examples in every batch; None where it is not fixed.
         is_sure: whether the step must run with any batch with which it runs on one device, or else with only some.
     """
-    for dealing in _dealings(counts, examples, is_sure):
-        count = dealing.micro_batches
-        note = f"the step cuts its batch into {count} micro-batches: each worker takes its rows of every one of them"
-        if dealing.leaves_remainder:
-            note += ", and the rows that are left over are nobody's, as on one device"
-        try:
-            model = assemble(replace(raw, dealing=dealing, reduction=None, notes=(*raw.notes, note)))
-        except CaptureError:
-            continue
-        if raw.reduction in (None, model.reduction.kind):
-            return model
-    return None
+    models = (_model_of(raw, dealing) for dealing in _dealings(counts, examples, is_sure))
+    return next((model for model in models if model is not None), None)
+
+
+def _model_of(raw: RawProgram, dealing: Dealing) -> Model | None:
+    """The model of a step with a batch that is dealt so; None where it is not to be."""
+    count = dealing.micro_batches
+    note = f"the step cuts its batch into {count} micro-batches: each worker takes its rows of every one of them"
+    if dealing.leaves_remainder:
+        note += ", and the rows that are left over are nobody's, as on one device"
+    try:
+        model = assemble(replace(raw, dealing=dealing, reduction=None, notes=(*raw.notes, note)))
+    except CaptureError:
+        return None
+    return model if raw.reduction in (None, model.reduction.kind) else None
 
 
 def _counts(raw: RawProgram) -> Sequence[Count]:
     """The numbers of micro-batches into which the step may cut its batch; none where there is nothing to deal."""
-    is_divided = raw.trains and not raw.is_alone and any(i.split for i in raw.inputs)
-    return possible_counts(raw.graph, raw.library, raw.row_constants) if is_divided else ()
+    return possible_counts(raw.graph, raw.library, raw.row_constants) if _is_divided(raw) else ()
 
 
 def _is_refused(raw: RawProgram) -> bool:

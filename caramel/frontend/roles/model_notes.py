@@ -78,7 +78,8 @@ def summed(raw: RawProgram) -> list[str]:
     if whole:
         notes.append(
             f"what follows from all rows of {listed(whole, 3)} is computed by every worker for the whole batch, which "
-            "several workers do no faster than one"
+            "several workers do no faster than one (micro-batches are divided if they are equal parts of any batch, or "
+            "rows by their numbers of batches of one size)"
         )
     return notes
 
