@@ -18,7 +18,7 @@ from caramel.plan_diff import plan_differences
 from caramel.plan_reasons import explanation, in_other_window
 from caramel.plan_table import plan_table
 from caramel.prediction import Prediction
-from caramel.server_plan import ParameterServers
+from caramel.server_plan import ParameterServers, ServedStep
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import preformatted
@@ -191,6 +191,11 @@ class Plan:
     local: LocalSteps | None = None
     servers: ParameterServers | None = None
     aliases: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def predicted(self) -> Prediction | ServedStep | None:
+        """The predicted step, with all-reduces or with parameter servers; None where nothing was predicted."""
+        return self.prediction if self.servers is None else self.servers.prediction
 
     @property
     def server_devices(self) -> tuple[str, ...]:

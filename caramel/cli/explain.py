@@ -28,7 +28,7 @@ def explain(plan: str, gradients: tuple[str, ...], other: str | None, as_json: b
     found = Plan.load(plan)
     explanations = {name: found.explain(name) for name in gradients}
     differences = None if other is None else Plan.load(other).diff(found)
-    predicted = found.prediction if found.servers is None else found.servers.prediction
+    predicted = found.predicted
     if as_json:
         facts: dict[str, Any] = {"digest": found.digest, "workers": found.workers, "explanations": explanations}
         facts |= {} if differences is None else {"differences": differences.splitlines()}

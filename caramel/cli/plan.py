@@ -128,7 +128,6 @@ def plan(
     earlier = None if other is None else _loaded_plan(other)
     if place.serves:
         place.serve(devices)
-    written = [] if out is None else [out]
     tried: TriedPlan | None = None
     if is_measured:
         from caramel.cli.measured_plan import measured_plan
@@ -136,50 +135,67 @@ def plan(
         loaded = loaded_program(program, arguments, workers)
         tried = measured_plan(loaded, workers, place.cluster(workers), devices, decisions, pictures.are_wanted, say)
         made: ARModel | PlannedProgram = tried.armodel
-        written += [] if out is None else _save_measured(tried, out)
     else:
         load_quietly()  # the program imports Keras if it needs it
         from caramel.cli.workflows import planned
 
         loaded = loaded_program(program, arguments, workers)
         made = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
-    finished = made.plan
-    explanations, unknown = _explanations(finished, explained)
+    written = [] if out is None else [out, *([] if tried is None else _save_measured(tried, out))]
+    explanations, unknown = _explanations(made.plan, explained)
     if unknown is not None and tried is None:
         raise unknown  # before files are written; what was measured is saved and shown first
-    checked: Sequence[str] = ()
-    if is_checked:
-        from caramel.analyzers.plan_checks import verify_plan
-
-        checked = verify_plan(finished, made.model)
-    predicted = finished.prediction if finished.servers is None else finished.servers.prediction
-    if as_json and predicted is None:
+    checked = _checked(made) if is_checked else None
+    if as_json and made.plan.predicted is None:
         raise InputError(_NO_NETWORK)
     if out is not None:
-        finished.save(out)
+        made.plan.save(out)
     if tried is None:
-        pictures.write_plan(finished, made.facts)
+        pictures.write_plan(made.plan, made.facts)
     else:
-        pictures.write(finished, made.facts, tried.cluster, tried.record)
-    if as_json and predicted is not None:
-        measured = {} if tried is None else tried.as_dict()
-        statements = {"checked": list(checked)} if is_checked else {}
-        print_json({**predicted.as_dict(), **measured, **statements})
+        pictures.write(made.plan, made.facts, tried.cluster, tried.record)
+    if as_json:
+        _print_figures(made.plan, tried, checked)
     else:
         written += [file for file in (timeline, report) if file is not None]
-        paragraphs = [
-            finished.table(),
-            "" if tried is None else str(tried),
-            "\n".join(f"checked: {statement}" for statement in checked),
+        after = [
             *explanations,
-            "" if earlier is None else compared(other, "this plan", earlier.diff(finished)),
+            "" if earlier is None else compared(other, "this plan", earlier.diff(made.plan)),
             f"written: {', '.join(written)}" if written else "",
             "" if tried is None or tried.network is None or out is None else _of_so_many(workers),
             "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
         ]
-        click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+        _print_paragraphs(made.plan, tried, checked, after)
     if unknown is not None:
         raise unknown
+
+
+def _checked(made: ARModel | PlannedProgram) -> Sequence[str]:
+    """What was verified of a plan.
+
+    Raises:
+        CaramelError: something is wrong.
+    """
+    from caramel.analyzers.plan_checks import verify_plan
+
+    return verify_plan(made.plan, made.model)
+
+
+def _print_figures(finished: Plan, tried: TriedPlan | None, checked: Sequence[str] | None) -> None:
+    """Print what was predicted, measured and verified as JSON."""
+    measured = {} if tried is None else tried.as_dict()
+    statements = {} if checked is None else {"checked": list(checked)}
+    assert finished.predicted is not None
+    print_json({**finished.predicted.as_dict(), **measured, **statements})
+
+
+def _print_paragraphs(
+    finished: Plan, tried: TriedPlan | None, checked: Sequence[str] | None, after: Sequence[str]
+) -> None:
+    """Print a plan, what was measured and verified, and further paragraphs, of which some may be empty."""
+    verified = "\n".join(f"checked: {statement}" for statement in checked or ())
+    paragraphs = [finished.table(), "" if tried is None else str(tried), verified, *after]
+    click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
 
 
 def _explanations(finished: Plan, gradients: Sequence[str]) -> tuple[list[str], InputError | None]:
