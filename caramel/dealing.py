@@ -14,7 +14,7 @@ import numpy as np
 
 from caramel.util.ranges import balanced
 
-__all__ = ["WHOLE", "Dealing"]
+__all__ = ["WHOLE", "Dealing", "in_order"]
 
 
 @dataclass(frozen=True)
@@ -97,23 +97,27 @@ class Dealing:
         """
         return tuple(self.micro_batches * length for _, length in balanced(rows // self.micro_batches, workers))
 
-    def in_order(self, parts: Sequence[np.ndarray], shares: Sequence[int], axis: int) -> tuple[np.ndarray, ...]:
-        """What the workers have of all rows, in the order of the batch: as many entries for each worker as before.
 
-        Args:
-            parts: array of each worker.
-            shares: number of rows of each; those of a worker without rows are others', and stay where they are.
-            axis: axis along which the entries of a row lie.
+def in_order(parts: Sequence[np.ndarray], shares: Sequence[int], axis: int, batches: int) -> tuple[np.ndarray, ...]:
+    """What the workers have of all rows, in the order of one device: as many entries for each worker as before.
 
-        >>> [each.tolist() for each in Dealing(2).in_order([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])], [4, 4], 0)]
-        [[0, 1, 2, 3], [4, 5, 6, 7]]
-        """
-        counting = [rank for rank, share in enumerate(shares) if share]
-        cut = [np.split(parts[rank], self.micro_batches, axis) for rank in counting]
-        whole = np.concatenate([each[number] for number in range(self.micro_batches) for each in cut], axis)
-        ends = np.cumsum([parts[rank].shape[axis] for rank in counting])[:-1]
-        ordered = dict(zip(counting, np.split(whole, ends, axis)))
-        return tuple(ordered.get(rank, part) for rank, part in enumerate(parts))
+    Args:
+        parts: array of each worker: of several batches, one after the other, its entries.
+        shares: number of rows of each; those of a worker without rows are others', and stay where they are.
+        axis: axis along which the entries of a row lie.
+        batches: number of batches, or of parts of micro-batches.
+
+    >>> [each.tolist() for each in in_order([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])], [4, 4], 0, 2)]
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    counting = [rank for rank, share in enumerate(shares) if share]
+    if len(counting) < 2:
+        return tuple(parts)
+    cut = [np.split(parts[rank], batches, axis) for rank in counting]
+    whole = np.concatenate([each[number] for number in range(batches) for each in cut], axis)
+    ends = np.cumsum([parts[rank].shape[axis] for rank in counting])[:-1]
+    ordered = dict(zip(counting, np.split(whole, ends, axis)))
+    return tuple(ordered.get(rank, part) for rank, part in enumerate(parts))
 
 
 WHOLE = Dealing()

@@ -363,7 +363,8 @@ class Model:
         seeds: tensors of ones with which differentiations begin, where there are gradients in float16, which does not
             hold large ones: each worker begins with its share of the examples, so that its gradients are no larger.
         dealing: how the rows of a batch are dealt to the workers.
-        dealt_outputs: those of ``outputs`` that have entries of all rows that are dealt so, with the axis of these.
+        dealt_outputs: those of ``outputs`` that have several batches, or parts of micro-batches, one after the other,
+            with the axis of these and their number.
     """
 
     graph: Graph
@@ -389,7 +390,7 @@ class Model:
     forward_sums: tuple[ForwardSum, ...] = ()
     seeds: tuple[str, ...] = ()
     dealing: Dealing = WHOLE
-    dealt_outputs: tuple[tuple[str, int], ...] = ()
+    dealt_outputs: tuple[tuple[str, int, int], ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:

@@ -156,7 +156,8 @@ class Signature:
         momentum_keys: the keys that it reads.
         servers: device string of each parameter server; empty without any.
         dealing: how the rows of a batch are dealt to the workers.
-        dealt_outputs: results that have entries of all rows that are dealt so, with the axis of these.
+        dealt_outputs: results that have several batches, or parts of micro-batches, one after the other, with the axis
+            of these and their number.
     """
 
     workers: int
@@ -188,7 +189,7 @@ class Signature:
     momentum_keys: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     dealing: Dealing = WHOLE
-    dealt_outputs: tuple[tuple[str, int], ...] = ()
+    dealt_outputs: tuple[tuple[str, int, int], ...] = ()
 
     def to_json(self) -> str:
         """As JSON, with a version."""

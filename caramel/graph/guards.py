@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of, parse_input
 
@@ -26,8 +27,19 @@ class Guards:
     decided: Mapping[str, Sequence[str]]
 
 
+_known: WeakKeyDictionary[Graph, Guards] = WeakKeyDictionary()
+"""The branches of graphs, which never change, for as long as these are there."""
+
+
 def guards_of(graph: Graph) -> Guards:
     """Find the branches of a graph without loops of TensorFlow 1."""
+    found = _known.get(graph)
+    if found is None:
+        found = _known[graph] = _found_in(graph)
+    return found
+
+
+def _found_in(graph: Graph) -> Guards:
     by_node: dict[str, frozenset[Guard]] = {}
     decided: dict[str, Sequence[str]] = {}
     order = graph.order

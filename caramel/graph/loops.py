@@ -14,14 +14,18 @@ Integer = Callable[[int], "int | None"]
 """Function from the position of a loop variable to the number with which it begins; None where that is not constant."""
 
 
+_FLIPPED = {"Greater": "Less", "GreaterEqual": "LessEqual"}
+"""Comparisons, with those of the same numbers below zero."""
+
+
 @dataclass(frozen=True)
 class Counter:
-    """A loop variable that grows by a constant in each round, as long as it is below another.
+    """A loop variable that changes by a constant in each round, as long as it is below or above another.
 
     Attributes:
         first: the number with which it begins.
-        step: by how much it grows, 1 or more.
-        limit: number below which it is in each round.
+        step: by how much it changes: what is below grows, and what is above falls.
+        limit: number below which, or above which, it is in each round.
     """
 
     first: int
@@ -31,7 +35,7 @@ class Counter:
     @property
     def rounds(self) -> int:
         """How many rounds it counts."""
-        return max(-(-(self.limit - self.first) // self.step), 0)
+        return max(-((self.first - self.limit) // self.step), 0)
 
 
 def counters(condition: Body, body: Body, integer: Integer) -> dict[int, Counter]:
@@ -44,18 +48,20 @@ def counters(condition: Body, body: Body, integer: Integer) -> dict[int, Counter
     """
     found: dict[int, Counter] = {}
     for node in conditions(condition):
-        if node is None or node.op != "Less":
+        if node is None or node.op not in ("Less", "LessEqual", *_FLIPPED):
             continue
         text, limit = data_texts(node)
         position = condition.argument_of(text)
         step = None if position is None else step_of(body, position, integer)
-        if position is None or step is None or step < 1:
+        sign = -1 if node.op in _FLIPPED else 1
+        if position is None or step is None or step * sign < 1:
             continue
         place = condition.argument_of(limit)
         number = _constant(condition, limit) if place is None else _unchanged(body, place, integer)
         first = integer(position)
         if number is not None and first is not None:
-            found[position] = Counter(first, step, number)
+            is_inclusive = _FLIPPED.get(node.op, node.op) == "LessEqual"
+            found[position] = Counter(first, step, number + sign if is_inclusive else number)
     return found
 
 
@@ -89,7 +95,7 @@ def conditions(condition: Body) -> Iterator[NodeDef | None]:
 
 
 def step_of(body: Body, position: int, integer: Integer) -> int | None:
-    """By how much a loop variable grows in each round; None where that is no constant.
+    """By how much a loop variable changes in each round; None where that is no constant.
 
     Args:
         body: function that computes one round.
@@ -97,10 +103,12 @@ def step_of(body: Body, position: int, integer: Integer) -> int | None:
         integer: with which numbers the loop variables begin.
     """
     node = behind(body, body.results[position])
-    if node.op not in ("Add", "AddV2") or body.argument_of(node.input[0]) != position:
+    sign = {"Add": 1, "AddV2": 1, "Sub": -1}.get(node.op)
+    if sign is None or body.argument_of(node.input[0]) != position:
         return None
     place = body.argument_of(node.input[1])
-    return _constant(body, node.input[1]) if place is None else _unchanged(body, place, integer)
+    step = _constant(body, node.input[1]) if place is None else _unchanged(body, place, integer)
+    return None if step is None else sign * step
 
 
 def behind(body: Body, text: str) -> NodeDef:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caramel.dealing import in_order
 from caramel.runtime.feeds import Batch, combined_value
 from caramel.signature import Signature
 from caramel.util.tables import fitted, preformatted, wrapped
@@ -79,8 +80,8 @@ def step_results(
         own = values[number * fetched : (number + 1) * fetched]
         losses = tuple(float(np.sum(np.asarray(value).real, dtype=np.float64)) for value in own[:workers])
         outputs = {name: tuple(own[n * workers : (n + 1) * workers]) for n, name in enumerate(names, 1)}
-        for name, axis in signature.dealt_outputs:
-            outputs[name] = signature.dealing.in_order(outputs[name], batch.shares, axis)
+        for name, axis, count in signature.dealt_outputs:
+            outputs[name] = in_order(outputs[name], batch.shares, axis, count)
         loss = combined_value(losses, batch.shares, signature.reported)
         results.append(StepResult(steps_before + number + 1, loss, losses, sum(batch.shares), batch.shares, outputs))
     return results

@@ -144,7 +144,16 @@ def stepping(put_together):
     return tf.function(lambda x, y: dict(zip(["loss", "predicted"], put_together(w, x, y))), input_signature=SPECS), w
 
 
-@pytest.mark.parametrize("put_together", [in_a_list, in_a_growing_list, one_behind_the_other, in_a_list_of_python])
+def some_of_them(w, x, y):
+    """Two of three micro-batches, and each twice."""
+    losses, found = in_a_list_of_python(w, x, y)
+    size, found = tf.shape(x)[0] // K, tf.ensure_shape(found, [None])
+    return losses, tf.concat([found[size : 3 * size], 2.0 * found[size : 3 * size]], 0)
+
+
+@pytest.mark.parametrize(
+    "put_together", [in_a_list, in_a_growing_list, one_behind_the_other, in_a_list_of_python, some_of_them]
+)
 def test_results_of_all_micro_batches_are_in_their_order(put_together):
     """Whole and uneven parts, rows that are left over, and fewer rows in a micro-batch than workers."""
     alone, _ = stepping(put_together)
@@ -166,6 +175,31 @@ def test_results_of_data_on_workers_are_in_their_order():
         for fed in dataset.as_numpy_iterator():
             want = alone(*fed)["predicted"]
             np.testing.assert_allclose(np.concatenate(session.step().outputs["predicted"]), want)
+
+
+def test_batches_one_behind_the_other():
+    """Micro-batches as an axis of the inputs, and a batch that is joined with itself: each is divided by itself."""
+    x, y = RNG.normal(size=(7, K, 3)), RNG.normal(size=(7, K))
+
+    def step_of(w, x, y):
+        losses, predicted = tf.constant(0.0, tf.float64), tf.TensorArray(tf.float64, K, infer_shape=False)
+        for i in range(K):
+            with tf.GradientTape() as tape:
+                each = tf.linalg.matvec(x[:, i], w)
+                loss = tf.reduce_mean((each - y[:, i]) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            losses += loss
+            predicted = predicted.write(i, each)
+        return {"loss": losses, "predicted": predicted.concat(), "twice": tf.concat([x, -x], 0)}
+
+    specs = [tf.TensorSpec([None, K, 3], tf.float64, "x"), tf.TensorSpec([None, K], tf.float64, "y")]
+    w = tf.Variable(WEIGHTS)
+    context = caramel.capture(lambda x, y: step_of(w, x, y), specs)
+    want = step_of(tf.Variable(WEIGHTS), x, y)
+    with caramel.ARModel(context, 3).session(in_process()) as session:
+        result = session.step(x, y)
+    for name in ("predicted", "twice"):
+        np.testing.assert_allclose(np.concatenate(result.outputs[name]), want[name], err_msg=name)
 
 
 def last_first(w, x, y):

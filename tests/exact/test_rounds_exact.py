@@ -156,6 +156,39 @@ def moving(w, seen, x, y):
     return loss
 
 
+def downwards(w, seen, x, y):
+    """A loop that counts down, and one to a number that is the last."""
+    loss, left = tf.constant(0.0, tf.float64), tf.constant(2)
+    for i in tf.range(6, 0, -2):
+        loss, gradient = gradient_of(w, x, y)
+        w.assign_sub(0.02 * tf.cast(i, tf.float64) * gradient)
+        seen.assign_add([1.0, tf.norm(gradient)])
+    while left >= 1:
+        loss, gradient = gradient_of(w, 2.0 * x, y)
+        w.assign_sub(0.1 * gradient)
+        left -= 1
+    return loss
+
+
+def in_a_branch_that_is_taken_at_times(w, seen, x, y):
+    """In the other steps its ops would divide by zero, and its inner loop would not end."""
+    number = tf.cast(seen[0], tf.int32) % 2
+    seen.assign_add([1.0, 0.0])
+    loss = tf.constant(0.0, tf.float64)
+    if number > 0:
+        for _ in tf.range(2):
+            left, scale = tf.constant(4), tf.cast(2 // number, tf.float64)
+            while left > 0:
+                left -= number
+                scale /= 2.0
+            loss, gradient = gradient_of(w, x, y)
+            w.assign_sub(scale * gradient)
+    else:
+        loss, gradient = gradient_of(w, 0.5 * x, y)
+        w.assign_sub(0.1 * gradient)
+    return loss
+
+
 PROGRAMS = {
     "updates": updating,
     "updates in a while": updating_while,
@@ -168,6 +201,8 @@ PROGRAMS = {
     "a branch": in_a_branch,
     "nested": nested,
     "moving": moving,
+    "downwards": downwards,
+    "a branch around": in_a_branch_that_is_taken_at_times,
     "beyond the last": beyond_the_last,
 }
 DEALT = ("updates by micro-batches", "clipped each")
@@ -214,6 +249,49 @@ def test_an_optimizer_in_a_loop():
         return exact_steps.Program(step, SPECS, {v.name: v for v in [w, b]})
 
     exact_steps.check(make, batches(12, 7), [2, 3])
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_each_round_draws_numbers_of_its_own(seed):
+    """With seeds, too: those of the first round are worker 0's as on one device."""
+
+    def drawn(w, x, y):
+        draws = tf.TensorArray(tf.float64, K)
+        loss = tf.constant(0.0, tf.float64)
+        for i in tf.range(K):
+            loss, gradient = gradient_of(w, x, y)
+            w.assign_sub(0.1 * gradient)
+            draws = draws.write(i, tf.random.normal([], seed=seed, dtype=tf.float64))
+        return {"loss": loss, "draws": draws.stack()}
+
+    def stepping():
+        keras.utils.set_random_seed(3)
+        w = tf.Variable(WEIGHTS)
+        return tf.function(lambda x, y: drawn(w, x, y), input_signature=SPECS)
+
+    fed = batches(12)[0]
+    want = stepping()(*fed)["draws"]
+    context = caramel.capture(stepping(), SPECS)
+    with caramel.ARModel(context, 2).session(in_process()) as session:
+        found = np.concatenate(session.step(*fed).outputs["draws"])
+    assert len(set(found.tolist())) == 2 * K and found[0] == want[0]
+    assert any("draw other numbers" in note for note in context.model.notes)
+
+
+def test_loops_with_random_numbers_in_functions_stay():
+    """All rounds would share the function, and draw the same."""
+
+    def step_of(w, seen, x, y):
+        loss = tf.constant(0.0, tf.float64)
+        for _ in tf.range(K):
+            noisy = tf.map_fn(lambda row: row + tf.random.normal([3], seed=1, dtype=tf.float64), x)
+            loss, gradient = gradient_of(w, noisy, y)
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    _, context = exact_steps.captured(program_of(step_of))
+    with pytest.raises(caramel.UnsupportedError, match="add it to a sum"):
+        context.model_for(2)
 
 
 def test_several_steps_in_one_run():

@@ -171,3 +171,31 @@ def test_a_count_that_another_variable_reads_is_no_total(workers):
     part = 8 // workers
     means = [3.5 + np.sum(np.arange(part) + rank * part - 3.5) / (1000 + part) for rank in range(workers)]
     assert mean.numpy() == pytest.approx(np.mean(means), rel=1e-5)
+
+
+def test_means_beside_gradients_of_a_sum():
+    """Workers have other numbers of examples, by which means are weighted and sums are not."""
+
+    def program():
+        w, added = tf.Variable([1.0, -0.5, 0.2, 0.1]), tf.Variable(0.0, trainable=False)
+        metric = keras.metrics.Mean()
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.linalg.matvec(x, w) - tf.cast(y, tf.float32)) ** 2)
+            w.assign_sub(0.001 * tape.gradient(loss, w))
+            added.assign_add(tf.reduce_mean(x))
+            metric.update_state(tf.reduce_mean(x[:, 0]))
+            return loss
+
+        return step, [w, added, *(v.value for v in metric.variables)]
+
+    step, want = program()
+    for batch in BATCHES:
+        tf.function(step, input_signature=SPECS)(*batch)
+    step, got = program()
+    with caramel.ARModel(caramel.capture(step, SPECS), 4).session(AS_WRITTEN) as session:
+        session.run(BATCHES, progress=False)
+        session.write_back()
+    for ours, theirs in zip(got, want):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)

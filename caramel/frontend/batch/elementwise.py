@@ -308,7 +308,7 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     """
     rank = None if op.result_shape() is None else len(op.result_shape() or ())
     first = op.inputs[0]
-    if rank is None and len(op.inputs) == 1 and isinstance(first, Examples):
+    if None in (rank, op.rank(0)) and len(op.inputs) == 1 and isinstance(first, Examples):
         is_known = not (first.before is None and first.after is None and not first.chosen)
         return replace(first, power=Fraction(0)) if is_known else op.unknown(_UNTOLD_ORDER)
     places, repeated, normalised = set(), True, True

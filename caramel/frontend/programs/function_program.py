@@ -152,12 +152,15 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
-def _of_loops(names: Sequence[str]) -> tuple[str, ...]:
-    """A note on loops that were unrolled."""
+def _of_loops(names: Sequence[str], graph: Graph) -> tuple[str, ...]:
+    """Notes on loops that were unrolled."""
     if not names:
         return ()
+    rounds = tuple(f"{name}/round_" for name in names)
+    draws = any(ops.is_seeded_random(n) and n.name.startswith(rounds) for n in graph)
     which = f"loop {names[0]} is" if len(names) == 1 else f"loops {listed(names)} are"
-    return (f"the {which} unrolled, as it can only be told of single rounds what becomes of their gradients",)
+    note = f"the {which} unrolled, as it can only be told of single rounds what becomes of their gradients"
+    return (f"{note}; behind the first round its random ops draw other numbers than on one device" if draws else note,)
 
 
 def _made(graph: Graph) -> dict[str, str]:
@@ -229,7 +232,7 @@ def capture_step(
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
         out_of_reach=tuple(recorder.out_of_reach),
-        notes=_of_loops(traced.loops),
+        notes=_of_loops(traced.loops, graph),
     )
     return with_loop_results_apart(program)
 

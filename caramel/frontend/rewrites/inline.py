@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tensorflow.core.framework import attr_value_pb2
 
@@ -73,11 +74,12 @@ class Inlined:
         return self.outputs.get(tensor_name(name), name)
 
 
-def inline(graph: Graph) -> Inlined:
+def inline(graph: Graph, guards: Mapping[str, str] = MappingProxyType({})) -> Inlined:
     """Inline the calls of a graph.
 
     Args:
         graph: nodes, with the library of the functions that they call.
+        guards: by the names of calls in branches that were inlined before, the node without which they must not run.
     """
     graph = with_calls_of_functions(graph)
     library = Library(graph)
@@ -86,7 +88,7 @@ def inline(graph: Graph) -> Inlined:
         return Inlined(graph, {})
     inliner = _Inliner(graph, library, exchanged)
     for current in graph:
-        inliner.emit(current, "")
+        inliner.emit(current, guards.get(current.name, ""))
     nodes = inliner.finished()
     return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions), keep=True), inliner.outputs())
 

@@ -7,8 +7,8 @@ the other all can be told that can be told of a step. They are more nodes: a loo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tensorflow.core.framework import attr_value_pb2
 
@@ -44,6 +44,23 @@ _MOST_NODES = 50_000
 """Nodes of the largest graph, for one device, that loops are unrolled to."""
 
 
+_SEEDS_APART = 0x85EBCA6B
+"""What is added to a seed from round to round: odd, and no multiple of what is added from worker to worker."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round of a loop that is unrolled.
+
+    Attributes:
+        number: its number in the loop.
+        guard: name of the node without which it must not run; "" for none.
+    """
+
+    number: int
+    guard: str
+
+
 def loops_to_unroll(graph: Graph) -> list[str]:
     """Names of the loops in place of which `unrolled` has their rounds, but for those within others.
 
@@ -62,7 +79,7 @@ def unrolled(inlined: Inlined) -> Inlined:
     """
     while loops_to_unroll(inlined.graph):  # there may be further loops in those that were unrolled
         called, renamed, rounds = _with_rounds(inlined.graph)
-        again = inline(called)
+        again = inline(called, {name: each.guard for name, each in rounds.items()})
         outputs = {name: again.tensor(tensor) for name, tensor in renamed.items()}
         before = {name: again.tensor(renamed.get(tensor, tensor)) for name, tensor in inlined.outputs.items()}
         inlined = Inlined(_told_apart(again.graph, rounds), {**again.outputs, **outputs, **before})
@@ -74,6 +91,8 @@ def _rounds(each: NodeDef, graph: Graph, library: Library) -> int:
     if each.op not in ops.LOOPS:
         return 0
     if not any(GRADIENT_ATTRIBUTE in inner.attr for _, inner in library.inner_nodes(each)):
+        return 0
+    if _draws_in_functions(each.attr["body"].func.name, library):  # which all rounds would share, with their seeds
         return 0
     texts = data_texts(each)
     body, condition = (library.body(each.attr[key].func.name) for key in ("body", "cond"))
@@ -87,25 +106,37 @@ def _rounds(each: NodeDef, graph: Graph, library: Library) -> int:
     return found if is_small else 0
 
 
-def _with_rounds(graph: Graph) -> tuple[Graph, dict[str, str], list[str]]:
+def _draws_in_functions(name: str, library: Library) -> bool:
+    """Whether a function draws random numbers, from seeds, in a loop or branch that stays one."""
+    for inner in library.body(name).inner:
+        if inner.op in ops.INLINED_CALLS:
+            if any(_draws_in_functions(called, library) for called in library.called(inner)):
+                return True
+        elif any(ops.is_seeded_random(each) for _, each in library.inner_nodes(inner)):
+            return True
+    return False
+
+
+def _with_rounds(graph: Graph) -> tuple[Graph, dict[str, str], dict[str, _Round]]:
     """The graph with a call of its body for each round of a loop that can be unrolled.
 
     Returns:
         The graph, in which a loop's name is that of a node that is done when the loop is; the tensors in place of the
-        outputs of loops; and the names of the calls.
+        outputs of loops; and the rounds by the names of the calls.
     """
     library = Library(graph)
     taken = set(graph.nodes)
     nodes: list[NodeDef] = []
     renamed: dict[str, str] = {}
-    rounds: list[str] = []
+    rounds: dict[str, _Round] = {}
     for each in graph:
         number = _rounds(each, graph, library)
         if not number:
             nodes.append(each)
             continue
         calls = _calls(each, number, taken)
-        rounds += [call.name for call in calls]
+        guard = _guard_of(each, graph)
+        rounds |= {call.name: _Round(at, guard) for at, call in enumerate(calls)}
         nodes += [*calls, node(each.name, "NoOp", ["^" + calls[-1].name], each.device)]
         renamed |= {f"{each.name}:{at}": f"{calls[-1].name}:{at}" for at in range(len(ops.output_types(each)))}
 
@@ -133,12 +164,23 @@ def _calls(loop: NodeDef, number: int, taken: set[str]) -> list[NodeDef]:
     return calls
 
 
-def _told_apart(graph: Graph, rounds: Sequence[str]) -> Graph:
+def _guard_of(loop: NodeDef, graph: Graph) -> str:
+    """The node without which a loop in a branch that was inlined must not run; "" for one in no branch."""
+    for name in map(node_of, control_texts(loop)):
+        sources = data_texts(graph[name]) if graph[name].op == "Identity" else ()
+        if sources and graph[node_of(sources[0])].op == "Switch":
+            return name
+    return ""
+
+
+def _told_apart(graph: Graph, rounds: Mapping[str, _Round]) -> Graph:
     """The graph in which ops of different rounds have other numbers, by which the gradients that enter them are told.
+
+    Random ops have other seeds: each is one of its own now, and would draw in each round what it draws in the first.
 
     Args:
         graph: the nodes of the rounds have names that begin with that of the round.
-        rounds: names of the rounds.
+        rounds: the rounds by their names.
     """
     library = Library(graph)
     marked = [each for n in graph for each in (n, *(inner for _, inner in library.inner_nodes(n)))]
@@ -154,13 +196,26 @@ def _told_apart(graph: Graph, rounds: Sequence[str]) -> Graph:
                 numbers[each.attr[TOTAL_ATTRIBUTE].i] = next(fresh)
     nodes = []
     for each in graph:
-        numbers = of_round.get(found[each.name] or "", {})
-        kept = [a for a in (TOTAL_ATTRIBUTE, ENTRY_ATTRIBUTE) if a in each.attr and each.attr[a].i in numbers]
-        changed = copied(each) if kept else each
-        for attribute in kept:
-            changed.attr[attribute].i = numbers[each.attr[attribute].i]
+        prefix = found[each.name]
+        if prefix is None:
+            nodes.append(each)
+            continue
+        changed = copied(each)
+        for attribute in (TOTAL_ATTRIBUTE, ENTRY_ATTRIBUTE):
+            if attribute in each.attr and each.attr[attribute].i in of_round[prefix]:
+                changed.attr[attribute].i = of_round[prefix][each.attr[attribute].i]
+        if ops.is_seeded_random(each):
+            _offset_seed(changed, rounds[prefix[:-1]].number)
         nodes.append(changed)
     return Graph(nodes, graph.library, graph.versions)
+
+
+def _offset_seed(drawing: NodeDef, number: int) -> None:
+    """Give each round another stream; the seeds (0, 0), which ask for a seed from the system, stay."""
+    seed, seed2 = drawing.attr["seed"].i, drawing.attr["seed2"].i
+    if (seed, seed2) != (0, 0):
+        shifted = (seed2 + number * _SEEDS_APART) % (1 << 63)
+        drawing.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
 
 
 def _gathered_once(graph: Graph) -> Graph:

@@ -203,7 +203,7 @@ def _findings(raw: RawProgram) -> _Findings | RawProgram:
     refuse_branches_that_differ(raw, step, local)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
-    addends = addends_of(step, own, roles.writes, sums.gradients, reductions)
+    addends = addends_of(step, own, roles.writes, sums.gradients, reductions, reduction.kind)
     left = beside_normalisation(raw, step, roles, reductions, [node for node in own if node not in addends])
     if left and raw.reduction is None and not sorted_out.inside:
         shared = with_shared_state(raw, used, inputs, roles, left)

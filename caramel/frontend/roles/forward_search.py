@@ -81,6 +81,7 @@ class Search:
     _entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     _sized: set[tuple[str, int]] = field(default_factory=set)
+    _updated: set[tuple[str, int]] = field(default_factory=set)
 
     def entries_of(self, tensor: str) -> set[str]:
         """Names of the nodes through which gradients enter what is behind a summed tensor."""
@@ -227,13 +228,19 @@ class Search:
         """Make one of the values over all workers of which an input of what writes is a function; False without any."""
         written, looked = data_texts(writer)[position], Look(self.raw, reductions)
         if isinstance(reductions.value_of(written), Independent):
-            places = looked.sizes.inputs_of(writer.name, position)
-            return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
+            return self._add_first(looked.sizes.inputs_of(writer.name, position), reductions, losses)
         if sums := looked.sums_behind(written):
             return self._add(sums[0], reductions, losses)
         places = looked.sizes.in_numbers(writer.name, position) or looked.sizes_beside_shared(written)
         places = places or self._sizes_for(written, reductions, losses)
-        return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
+        return self._add_first(places, reductions, losses)
+
+    def _add_first(self, places: Sequence[tuple[str, int]], reductions: Reductions, losses: Sequence[str]) -> bool:
+        """Let an op read a size as it is for all examples; False without any, or if that has not helped before."""
+        if not places or places[0] in self._updated:
+            return False
+        self._updated.add(places[0])
+        return self._add_size_of_no_loss(*places[0], reductions, losses)
 
     def _sizes_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> list[tuple[str, int]]:
         """Sizes that what is written is made of, where it has the examples in an order.

@@ -26,8 +26,11 @@ def addends_of(
     writes: Mapping[str, Sequence[str]],
     gradients: Sequence[Gradient],
     reductions: Reductions,
+    kind: str,
 ) -> dict[str, tuple[Addend, ...]]:
     """What a step adds to the variables to which it does nothing else, by their handle nodes.
+
+    Means over the examples must be weighted by the workers' numbers of examples, which no sum of gradients is.
 
     Args:
         step: nodes of the step.
@@ -35,6 +38,7 @@ def addends_of(
         writes: names of the ops that write each variable, by its handle node.
         gradients: gradients to aggregate; a variable on which one depends is left out.
         reductions: analysis of how tensors reduce over the batch.
+        kind: reduction of the gradients, ``"mean"`` or ``"sum"``.
     """
     learning = step.ancestors([node_of(g.tensor) for g in gradients], control=False)
     guards = guards_of(step).by_node
@@ -44,7 +48,7 @@ def addends_of(
         if any(guards[writer] for writer in writes.get(handle, ())):
             continue  # what a branch does not add must not be weighted
         addends = [_addend(step, handle, writer, reductions) for writer in writes.get(handle, ())]
-        known = [each for each in addends if each is not None]
+        known = [each for each in addends if each is not None and (each.reduction == "sum" or kind == "mean")]
         is_sum = known and len(known) == len(addends) and handle not in learning
         if is_sum and all(owner.get(node, handle) == handle for node in _behind(step, handle)):
             found[handle] = tuple(known)
