@@ -16,6 +16,7 @@ from caramel.frontend.programs.step_inputs import refusal_of_parts
 from caramel.keras.building import after_building
 from caramel.keras.given_data import GivenData
 from caramel.keras.metrics import DistributedMetrics
+from caramel.keras.python_attributes import PythonAttributes
 from caramel.keras.train_step import (
     NOTHING,
     StepRecord,
@@ -55,11 +56,14 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
         InputError: the model cannot take such batches.
     """
 
+    attributes = PythonAttributes(model)
+
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         if workers > 1:
             _refuse_overwritten(model)
         reduction, record = options.get("loss_reduction"), StepRecord()
-        context = _captured_from(watched_step(model, record, data.layout), arguments, workers, loss_reduction=reduction)
+        step = watched_step(model, record, data.layout, attributes=attributes)
+        context = _captured_from(step, arguments, workers, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
     ways = data.capture_arguments(workers, options.get("sharding"))

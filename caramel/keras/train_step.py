@@ -21,6 +21,7 @@ from caramel.errors import UnsupportedError
 from caramel.frontend.recording.watching import note_number
 from caramel.keras.batch_layout import BatchLayout
 from caramel.keras.per_example import is_additive
+from caramel.keras.python_attributes import PythonAttributes
 
 NOTHING = "nothing"
 """Name of the result that stands for the loss of a step that trains nothing."""
@@ -191,7 +192,13 @@ def _own_step(model: Any, method: str) -> Callable[[Any], Any]:
     return converted
 
 
-def watched_step(model: Any, record: StepRecord, layout: BatchLayout, method: str = "train_step") -> Any:
+def watched_step(
+    model: Any,
+    record: StepRecord,
+    layout: BatchLayout,
+    method: str = "train_step",
+    attributes: PythonAttributes | None = None,
+) -> Any:
     """The model's own step, as a function to capture: a tf.function, since Keras traces it once, too.
 
     Args:
@@ -199,11 +206,14 @@ def watched_step(model: Any, record: StepRecord, layout: BatchLayout, method: st
         record: record that is filled when the step is traced.
         layout: how the step takes a batch.
         method: name of the model's method: ``"train_step"`` or ``"test_step"``.
+        attributes: what the model has in Python before each trace; None for what it has then.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
         record.begin()
+        if attributes is not None:
+            attributes.restore()
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
             record.returned(_own_step(model, method)(layout.given(batch)))

@@ -182,3 +182,35 @@ def test_an_all_reduce_with_another_value_is_refused():
     with pytest.raises(caramel.UnsupportedError, match="all-reduce or all-gather over all replicas"):
         caramel.ARModel(context, 2)
     caramel.ARModel(context, 1)
+
+
+@pytest.mark.parametrize("kind", ["MEAN", "SUM"])
+def test_gradients_that_a_step_reduces_itself(kind):
+    """As in a loop for several replicas: they are summed over the workers once, and not twice."""
+
+    def program():
+        model = compiled()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5)
+        optimizer.build(model.trainable_variables)
+
+        def step(x, y):
+            replica = tf.distribute.get_replica_context()
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+                loss = tf.reduce_mean(losses) / replica.num_replicas_in_sync
+            gradients = replica.all_reduce(kind, tape.gradient(loss, model.trainable_variables))
+            optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        return step, model
+
+    specs = [tf.TensorSpec([None, FEATURES], tf.float64), tf.TensorSpec([None], tf.int64)]
+    step, want = program()
+    for batch in data(13).as_numpy_iterator():
+        tf.function(step, input_signature=specs)(*batch)
+    step, got = program()
+    with caramel.ARModel(caramel.capture(step, specs), 3).session(in_process()) as session:
+        for batch in data(13).as_numpy_iterator():
+            session.step(*batch)
+        session.write_back()
+    assert_same(got, want)

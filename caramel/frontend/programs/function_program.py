@@ -17,6 +17,7 @@ from caramel.frontend.captured import RawProgram, RawTable, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
 from caramel.frontend.programs.python_state import (
     changed_names,
+    is_own,
     python_values,
     random_numbers_kept,
     refuse_python_state,
@@ -152,6 +153,13 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
+def _of_changes(paths: Sequence[str]) -> tuple[str, ...]:
+    """A note on what the step changes in Python."""
+    if not paths:
+        return ()
+    return (f"the step changes {listed(paths, 3)} in Python, which is done as it is traced and not in each step",)
+
+
 def _of_loops(names: Sequence[str], graph: Graph) -> tuple[str, ...]:
     """Notes on loops that were unrolled."""
     if not names:
@@ -201,11 +209,13 @@ def capture_step(
     specs = _specs(function, specs, "the step's inputs are not known: pass inputs=")
     is_traced_alone = hasattr(function, "python_function")  # a tf.function runs in Python once on one device, too
     before = {} if is_traced_alone else python_values(function)
+    own_changes: list[str] = []
     traced = Traced(function, specs, "the training step", naming, unrolls)
     if not is_traced_alone and (changed := changed_names(before, python_values(function))):
         with random_numbers_kept():
             again = _trace(function, specs, "the training step").graph
         refuse_python_state(traced.func_graph, again, changed, _name_of(function))
+        own_changes = [path for path in changed if is_own(path)]
 
     def handle_of(variable: Any) -> str | None:
         raw_variable = naming.of_handle(variable.handle)
@@ -232,7 +242,7 @@ def capture_step(
         made=_made(graph),
         single_examples=next(iter(recorder.single_examples), ""),
         out_of_reach=tuple(recorder.out_of_reach),
-        notes=_of_loops(traced.loops, graph),
+        notes=(*_of_loops(traced.loops, graph), *_of_changes(own_changes)),
     )
     return with_loop_results_apart(program)
 

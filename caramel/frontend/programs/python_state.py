@@ -36,6 +36,9 @@ _MAX_ARRAY_BYTES = 2**20
 _LIBRARIES = frozenset({"tensorflow", "keras", "numpy", "caramel", "absl", "scipy"})
 """Packages whose modules and classes keep no state that a step would use as a number."""
 
+_RANDOM = ("random", "numpy.random")
+"""Paths of the states of random numbers."""
+
 _NAMES_ONLY = frozenset(
     {"_class", "_gradient_op_type", "_XlaScope", "shared_name", "container", "_output_shapes", "_user_specified_name"}
 )
@@ -183,6 +186,15 @@ def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     """
     changed = [p for p in after if p in before and (type(before[p]), before[p]) != (type(after[p]), after[p])]
     return sorted(changed, key=lambda path: ("._" in path, path))
+
+
+def is_own(path: str) -> bool:
+    """Whether a path that `python_values` has found leads to something that a person has named.
+
+    Args:
+        path: the path.
+    """
+    return "._" not in path and not path.startswith("_") and path not in _RANDOM
 
 
 def refuse_python_state(first: Any, second: Any, changed: list[str], name: str) -> None:

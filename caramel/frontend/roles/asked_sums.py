@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.attributes import ASKED_ATTRIBUTE, GATHERED_ATTRIBUTE, TOTAL_ATTRIBUTE
+from caramel.frontend.attributes import (
+    ASKED_ATTRIBUTE,
+    GATHERED_ATTRIBUTE,
+    OVER_WORKERS_ATTRIBUTE,
+    TOTAL_ATTRIBUTE,
+)
 from caramel.frontend.batch.domain import Examples, Independent, Total, Value
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.entries import is_any_differentiated_again
 from caramel.frontend.roles.summed_graph import with_entries
 from caramel.frontend.roles.tensor_reductions import Reductions
-from caramel.graph.graph import NodeDef, tensor_name
+from caramel.graph.graph import Graph, NodeDef, copied, node_of, tensor_name
 from caramel.model import ForwardSum
 
 
 def with_asked_sums(raw: RawProgram) -> RawProgram:
     """The program with the sums for which it asks itself, by an all-reduce over the replicas."""
+    raw = _without_sums_of_gradients(raw)
     known = {s.node for s in raw.forward_sums}
     asked = [n for n in raw.graph if (ASKED_ATTRIBUTE in n.attr or _is_gathered(n)) and n.name not in known]
     for each in asked:
@@ -26,6 +34,28 @@ def with_asked_sums(raw: RawProgram) -> RawProgram:
             forward_sum = ForwardSum(each.name, "gather", axis=axis, batches=batches)
         raw = with_entries(raw, forward_sum, raw.entries.get(each.name, ()))
     return raw
+
+
+def _without_sums_of_gradients(raw: RawProgram) -> RawProgram:
+    """The program that asks for no all-reduce of its gradients: they are those of the whole batch without it.
+
+    With the one replica that a program has on one device, sum and mean leave a gradient as it is.
+    """
+    graph, gradients = raw.graph, {node_of(g.tensor) for g in raw.gradients}
+    changed = {}
+    for each in graph:
+        if ASKED_ATTRIBUTE in each.attr and _is_passed_on(graph, each, gradients):
+            changed[each.name] = copied(each)
+            for attribute in (ASKED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE):
+                changed[each.name].attr.pop(attribute, None)
+    return replace(raw, graph=graph.replaced(changed)) if changed else raw
+
+
+def _is_passed_on(graph: Graph, each: NodeDef, names: Collection[str]) -> bool:
+    """Whether a node has what one of some other nodes gives, passed on by Identities alone."""
+    while each.op == "Identity" and each.name not in names:
+        each = graph[node_of(each.input[0])]
+    return each.name in names
 
 
 def _is_gathered(op: NodeDef) -> bool:

@@ -388,3 +388,20 @@ def test_capture_leaves_random_numbers_of_python_where_the_step_has_left_them():
     random.seed(1)
     np.random.uniform(), random.random()
     assert drawn == (np.random.uniform(), random.random())
+
+
+def test_a_count_that_changes_nothing_yet_is_named_in_the_plan():
+    """What a warm-up of 100 steps would do later is another step, which is never traced."""
+    trainer = Trainer(lambda trainer: 1.0)
+
+    def step(x):
+        trainer.count = getattr(trainer, "count", 0) + 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, trainer.weights) ** 2)
+        rate = 0.1 if trainer.count < 100 else 0.01
+        trainer.weights.assign_sub(rate * tape.gradient(loss, trainer.weights))
+        return loss
+
+    trainer.count = 0
+    notes = captured(step, 2).plan.notes
+    assert any("changes" in note and "count in Python" in note and "not in each step" in note for note in notes)
