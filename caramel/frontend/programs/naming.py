@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +126,7 @@ class Naming:
             raise UnsupportedError(f"variable {variable.name!r} has no static shape; create it with a fixed shape")
         raw = self._add(
             id(handle),
-            variable.name.partition(":")[0],
+            used.name_of(variable),
             variable.dtype.name,
             tuple(variable.shape.as_list()),
             bool(variable.trainable),
@@ -203,6 +204,26 @@ class UsedVariables:
                 "results; pass a dataset as data= to caramel.capture, and let the step take its elements"
             )
         return variable
+
+    def name_of(self, variable: Any) -> str:
+        """The name of a variable: that of Keras, if it is one of its, else TensorFlow's.
+
+        TensorFlow's has no part of the layer where that makes its variables in a function that is traced.
+
+        Args:
+            variable: the variable object.
+        """
+        path = self._paths.get(id(variable))
+        return str(variable.name).partition(":")[0] if path is None else path
+
+    @cached_property
+    def _paths(self) -> Mapping[int, str]:
+        """Keras' names of its variables, by the ids of TensorFlow's; the search takes a tenth of a second and more."""
+        kind = getattr(sys.modules.get("keras"), "Variable", None)
+        if kind is None:
+            return {}
+        variables = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
+        return {id(v._value): v.path for v in variables if getattr(v, "_value", None) is not None}
 
     @cached_property
     def _all(self) -> Mapping[int, Any]:
