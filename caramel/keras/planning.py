@@ -17,6 +17,7 @@ from caramel.measure.tracer import trace
 from caramel.model import Model
 from caramel.outline import differences
 from caramel.runtime.clusters.base import Cluster
+from caramel.util.tables import counted
 from caramel.util.units import format_time
 
 _RUNS, _STEPS = 3, 10
@@ -115,8 +116,8 @@ def one_line(model: ARModel, took_s: float) -> str:
     plan, prediction = model.plan, model.plan.prediction
     forward = sum(transfer.window == "forward" for transfer in plan.transfers)
     text = (
-        f"caramel: plan {plan.digest[:12]} for {plan.workers} workers, in {took_s:.1f} s: {len(plan.transfers)} "
-        f"transfers, {forward} of them in the next step's forward pass"
+        f"caramel: plan {plan.digest[:12]} for {plan.workers} workers, in {took_s:.1f} s: "
+        f"{counted(len(plan.transfers), 'transfer')}, {forward} of them in the next step's forward pass"
     )
     if prediction is None:
         return text
