@@ -355,21 +355,22 @@ def test_the_sum_of_a_loop_is_read_of_all_examples(change):
     check(make, examples(), 3)
 
 
+def through_the_sum_of_a_loop(w, x, y):
+    with tf.GradientTape() as outer:
+        total = tf.zeros([4], tf.float64)
+        for scale in tf.constant([1.0, 2.0], tf.float64):
+            _, g = gradient_of(scale * x, y, w)
+            total += g
+        loss = loss_of(x, y, w - 0.1 * total)
+    w.assign_sub(0.1 * outer.gradient(loss, w))
+    return loss
+
+
 @pytest.mark.parametrize("reduction", [{}, {"loss_reduction": "mean"}], ids=["told", "given"])
 def test_what_goes_through_the_sum_of_a_loop_once_more_is_refused(reduction):
+    """It cannot be unrolled, as the loop of its gradients cannot."""
     w = parameter()
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as outer:
-            total = tf.zeros([4], tf.float64)
-            for scale in tf.constant([1.0, 2.0], tf.float64):
-                _, g = gradient_of(scale * x, y, w)
-                total += g
-            loss = loss_of(x, y, w - 0.1 * total)
-        w.assign_sub(0.1 * outer.gradient(loss, w))
-        return loss
-
+    step = tf.function(lambda x, y: through_the_sum_of_a_loop(w, x, y))
     with pytest.raises(caramel.UnsupportedError, match="is part of what is differentiated"):
         caramel.ARModel(caramel.capture(step, inputs=SPECS, **reduction), 2)
 

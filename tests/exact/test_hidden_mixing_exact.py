@@ -204,6 +204,7 @@ def along_an_axis_that_a_branch_chooses(x, y, a, b):
 
 
 EXACT = {
+    "a sum in a loop beside a mean": a_sum_in_a_loop_beside_a_mean,
     "along an axis that a branch chooses": along_an_axis_that_a_branch_chooses,
     "a mean in a loop beside a mean": a_mean_in_a_loop_beside_a_mean,
     "a mean in a loop": a_mean_in_a_loop,
@@ -225,7 +226,6 @@ EXACT = {
 }
 
 REFUSED = {
-    "a sum in a loop beside a mean": (a_sum_in_a_loop_beside_a_mean, "some losses are means"),
     "shares of chosen examples": (trains_a(chosen_shares), "a mean over chosen examples"),
     "a loop that stops early": (trains_a(loop_that_stops), "a loop that runs as often as the examples say"),
     "the number of examples in a gradient of one's own": (trains_a(own_gradient), "tf.custom_gradient"),

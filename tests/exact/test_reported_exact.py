@@ -153,3 +153,22 @@ def combinations():
 @pytest.mark.parametrize("name", list(RESULTS))
 def test_how_results_of_the_workers_combine(combinations, name):
     assert combinations[name] is RESULTS[name][1]
+
+
+def test_a_function_of_sums_that_stays_in_a_loop_is_named():
+    """Outside of loops it is that of the whole batch."""
+    w = tf.Variable(START, name="w")
+
+    def step(x, y):
+        total, losses, roots = tf.zeros_like(w), tf.constant(0.0, tf.float64), tf.constant(0.0, tf.float64)
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w - y) ** 2)
+            total += tape.gradient(loss, w)
+            losses += loss
+            roots += tf.sqrt(loss)
+        w.assign_sub(0.001 * total)
+        return {"loss": losses, "roots": roots, "root": tf.sqrt(tf.reduce_mean(y**2))}
+
+    notes = caramel.ARModel(caramel.capture(step, inputs=SPECS), 3).plan.notes
+    assert [note for note in notes if "its own value of roots, of which" in note]

@@ -56,11 +56,16 @@ class Traced:
         specs: tf.TensorSpec (or nests of them) of its arguments.
         what: noun for the function in messages, such as "the training step".
         naming: names for captured variables, shared between traced functions.
-        unrolls: whether to unroll loops that differentiate.
+        unrolls: the recorder of loops that differentiate and are to be unrolled; None for loops as they are.
     """
 
     def __init__(
-        self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming, unrolls: bool = False
+        self,
+        function: Callable[..., Any],
+        specs: Sequence[Any],
+        what: str,
+        naming: Naming,
+        unrolls: Recorder | None = None,
     ) -> None:
         self.specs = tuple(specs)
         concrete = _trace(function, self.specs, what)
@@ -70,12 +75,13 @@ class Traced:
         captured = {internal.op.name: external for external, internal in self.func_graph.captures}
         self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
-        variables = UsedVariables(self.func_graph)
+        variables = UsedVariables(self.func_graph, getattr(function, "python_function", function))
         replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
         inlined = inline(_with_captures(graph_def, replacements))
         with unwatched():
-            self.loops = loops_to_unroll(inlined.graph) if unrolls else []
-            self._inlined = unrolled(inlined) if unrolls else inlined
+            again = frozenset() if unrolls is None else unrolls.differentiated_again
+            self.loops = [] if unrolls is None else loops_to_unroll(inlined.graph, again)
+            self._inlined = inlined if unrolls is None else unrolled(inlined, again)
         self.graph = self._inlined.graph
 
     def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
@@ -210,7 +216,7 @@ def capture_step(
     is_traced_alone = hasattr(function, "python_function")  # a tf.function runs in Python once on one device, too
     before = {} if is_traced_alone else python_values(function)
     own_changes: list[str] = []
-    traced = Traced(function, specs, "the training step", naming, unrolls)
+    traced = Traced(function, specs, "the training step", naming, recorder if unrolls else None)
     if not is_traced_alone and (changed := changed_names(before, python_values(function))):
         with random_numbers_kept():
             again = _trace(function, specs, "the training step").graph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, _U
 
 from caramel.errors import UnsupportedError
 from caramel.frontend.captured import RawTable, RawVariable
+from caramel.frontend.programs.keras_names import keras_names
 from caramel.frontend.programs.tables import table_behind
 from caramel.frontend.recording.automatic_names import Renaming
 from caramel.util.arrays import array_of
@@ -181,10 +181,12 @@ class UsedVariables:
 
     Args:
         func_graph: FuncGraph of the traced function.
+        function: the Python function that was traced.
     """
 
-    def __init__(self, func_graph: Any) -> None:
+    def __init__(self, func_graph: Any, function: Any) -> None:
         self._func_graph = func_graph
+        self._function = function
         self._named = _by_handle(func_graph.variables)
 
     def of_handle(self, handle: Any) -> Any:
@@ -213,17 +215,12 @@ class UsedVariables:
         Args:
             variable: the variable object.
         """
-        path = self._paths.get(id(variable))
+        path = self._keras_names.get(id(variable))
         return str(variable.name).partition(":")[0] if path is None else path
 
     @cached_property
-    def _paths(self) -> Mapping[int, str]:
-        """Keras' names of its variables, by the ids of TensorFlow's; the search takes a tenth of a second and more."""
-        kind = getattr(sys.modules.get("keras"), "Variable", None)
-        if kind is None:
-            return {}
-        variables = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
-        return {id(v._value): v.path for v in variables if getattr(v, "_value", None) is not None}
+    def _keras_names(self) -> Mapping[int, str]:
+        return keras_names(self._function)
 
     @cached_property
     def _all(self) -> Mapping[int, Any]:

@@ -24,10 +24,10 @@ import tensorflow as tf
 from caramel.errors import CaptureError, listed
 from caramel.frontend.attributes import is_capture_attribute
 
-_MAX_DEPTH = 4
+MOST_DEPTH = 4
 """Depth of attributes and items below a function's own names to which its state is looked through."""
 
-_MAX_OBJECTS = 5_000
+MOST_OBJECTS = 5_000
 """Number of objects that are looked through; with more, changed state may go without its name in the message."""
 
 _MAX_ARRAY_BYTES = 2**20
@@ -38,6 +38,9 @@ _LIBRARIES = frozenset({"tensorflow", "keras", "numpy", "caramel", "absl", "scip
 
 _RANDOM = ("random", "numpy.random")
 """Paths of the states of random numbers."""
+
+_OF_KERAS = ("built",)
+"""Attributes that Keras changes when it traces a model or an optimizer for the first time."""
 
 _NAMES_ONLY = frozenset(
     {"_class", "_gradient_op_type", "_XlaScope", "shared_name", "container", "_output_shapes", "_user_specified_name"}
@@ -56,8 +59,8 @@ def python_values(function: Callable[..., Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
     seen: set[int] = set()
-    stack: list[tuple[str, Any, int]] = list(_reached(function, "self"))
-    while stack and len(seen) < _MAX_OBJECTS:
+    stack: list[tuple[str, Any, int]] = list(reached(function, "self"))
+    while stack and len(seen) < MOST_OBJECTS:
         path, value, depth = stack.pop()
         if isinstance(value, (numbers.Number, str, bytes, type(None))):
             values[path] = value
@@ -69,9 +72,9 @@ def python_values(function: Callable[..., Any]) -> dict[str, Any]:
         if state is not None:
             values[path] = state
         elif isinstance(value, (FunctionType, MethodType)):
-            stack += _reached(value, path, depth)
-        elif depth < _MAX_DEPTH:
-            stack += [(f"{path}{key}", child, depth + 1) for key, child in _children(value)]
+            stack += reached(value, path, depth)
+        elif depth < MOST_DEPTH:
+            stack += [(f"{path}{key}", child, depth + 1) for key, child in children(value)]
     return values
 
 
@@ -92,8 +95,17 @@ def _state(value: Any) -> Any:
     return None
 
 
-def _reached(function: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any, int]]:
-    """What a function refers to: its object, defaults and attributes, what it closes over and the globals it names."""
+def reached(function: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any, int]]:
+    """What a function refers to: its object, defaults and attributes, what it closes over and the globals it names.
+
+    Args:
+        function: a Python function, method or callable object.
+        path: how it is reached.
+        depth: how deep it is.
+
+    Returns:
+        Triples of path, object and depth.
+    """
     if isinstance(function, MethodType):
         yield "self", function.__self__, depth
         function = function.__func__
@@ -127,7 +139,12 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(c) for c in inner))
 
 
-def _children(value: Any) -> Iterable[tuple[str, Any]]:
+def children(value: Any) -> Iterable[tuple[str, Any]]:
+    """The items and attributes of an object, each with what leads to it.
+
+    Args:
+        value: the object.
+    """
     if isinstance(value, Mapping):
         return [(" (its length)", len(value)), *((f"[{key!r}]", child) for key, child in list(value.items())[:100])]
     if isinstance(value, (list, tuple, deque)):
@@ -194,7 +211,8 @@ def is_own(path: str) -> bool:
     Args:
         path: the path.
     """
-    return "._" not in path and not path.startswith("_") and path not in _RANDOM
+    is_private = "._" in path or path.startswith("_")
+    return not is_private and path not in _RANDOM and path.rpartition(".")[2] not in _OF_KERAS
 
 
 def refuse_python_state(first: Any, second: Any, changed: list[str], name: str) -> None:

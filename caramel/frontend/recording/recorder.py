@@ -145,6 +145,11 @@ class Recorder:
     _is_gathering: bool = False
 
     @property
+    def differentiated_again(self) -> frozenset[int]:
+        """Numbers of the gradients through which another differentiation goes."""
+        return frozenset(number for number, each in self.gradients.items() if each.differentiated_again)
+
+    @property
     def gradients(self) -> Mapping[int, MarkedGradient]:
         """The recorded gradients by their number."""
         return _gradients_by_number

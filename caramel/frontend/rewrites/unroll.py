@@ -7,7 +7,7 @@ the other all can be told that can be told of a step. They are more nodes: a loo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tensorflow.core.framework import attr_value_pb2
@@ -61,41 +61,49 @@ class _Round:
     guard: str
 
 
-def loops_to_unroll(graph: Graph) -> list[str]:
+def loops_to_unroll(graph: Graph, again: Collection[int] = frozenset()) -> list[str]:
     """Names of the loops in place of which `unrolled` has their rounds, but for those within others.
 
     Args:
         graph: nodes with the attributes of capture, without calls that can be inlined.
+        again: see `unrolled`.
     """
     library = Library(graph)
-    return [each.name for each in graph if _rounds(each, graph, library)]
+    return [each.name for each in graph if _rounds(each, graph, library, again)]
 
 
-def unrolled(inlined: Inlined) -> Inlined:
+def unrolled(inlined: Inlined, again: Collection[int]) -> Inlined:
     """The same computation without loops that differentiate, but for those whose number of rounds is not known.
+
+    Nor is a loop unrolled through which the program differentiates: the loop of its gradients would stay.
 
     Args:
         inlined: nodes with the attributes of capture, without calls that can be inlined.
+        again: numbers of the gradients that are differentiated once more.
     """
-    while loops_to_unroll(inlined.graph):  # there may be further loops in those that were unrolled
-        called, renamed, rounds = _with_rounds(inlined.graph)
-        again = inline(called, {name: each.guard for name, each in rounds.items()})
-        outputs = {name: again.tensor(tensor) for name, tensor in renamed.items()}
-        before = {name: again.tensor(renamed.get(tensor, tensor)) for name, tensor in inlined.outputs.items()}
-        inlined = Inlined(_told_apart(again.graph, rounds), {**again.outputs, **outputs, **before})
+    while loops_to_unroll(inlined.graph, again):  # there may be further loops in those that were unrolled
+        called, renamed, rounds = _with_rounds(inlined.graph, again)
+        flat = inline(called, {name: each.guard for name, each in rounds.items()})
+        outputs = {name: flat.tensor(tensor) for name, tensor in renamed.items()}
+        before = {name: flat.tensor(renamed.get(tensor, tensor)) for name, tensor in inlined.outputs.items()}
+        inlined = Inlined(_told_apart(flat.graph, rounds), {**flat.outputs, **outputs, **before})
     return replace(inlined, graph=_gathered_once(inlined.graph))
 
 
-def _rounds(each: NodeDef, graph: Graph, library: Library) -> int:
+def _rounds(each: NodeDef, graph: Graph, library: Library, again: Collection[int]) -> int:
     """The number of rounds of a loop that can be unrolled; 0 for anything else."""
     if each.op not in ops.LOOPS:
         return 0
-    if not any(GRADIENT_ATTRIBUTE in inner.attr for _, inner in library.inner_nodes(each)):
+    inner_nodes = [inner for _, inner in library.inner_nodes(each)]
+    numbers = {inner.attr[GRADIENT_ATTRIBUTE].i for inner in inner_nodes if GRADIENT_ATTRIBUTE in inner.attr}
+    if not numbers or not numbers.isdisjoint(again):
         return 0
     if _draws_in_functions(each.attr["body"].func.name, library):  # which all rounds would share, with their seeds
         return 0
     texts = data_texts(each)
     body, condition = (library.body(each.attr[key].func.name) for key in ("body", "cond"))
+    if any(inner.op == "TensorListPushBack" for inner in body.inner):  # it keeps values of all rounds for its gradient
+        return 0
 
     def integer(position: int) -> int | None:
         value = folded(graph, tensor_name(texts[position]), library)
@@ -117,7 +125,7 @@ def _draws_in_functions(name: str, library: Library) -> bool:
     return False
 
 
-def _with_rounds(graph: Graph) -> tuple[Graph, dict[str, str], dict[str, _Round]]:
+def _with_rounds(graph: Graph, again: Collection[int]) -> tuple[Graph, dict[str, str], dict[str, _Round]]:
     """The graph with a call of its body for each round of a loop that can be unrolled.
 
     Returns:
@@ -130,7 +138,7 @@ def _with_rounds(graph: Graph) -> tuple[Graph, dict[str, str], dict[str, _Round]
     renamed: dict[str, str] = {}
     rounds: dict[str, _Round] = {}
     for each in graph:
-        number = _rounds(each, graph, library)
+        number = _rounds(each, graph, library, again)
         if not number:
             nodes.append(each)
             continue

@@ -246,6 +246,7 @@ def _model(found: _Findings) -> Model:
         for v in raw.variables
     )
     by_node = {v.node: v.name for v in raw.variables}
+    combinations = tuple(reports.combination_of(tensor) for _, tensor in raw.outputs)
     return Model(
         graph=without_capture_attributes(step),
         inputs=found.inputs,
@@ -265,6 +266,7 @@ def _model(found: _Findings) -> Model:
             *model_notes.batch_wide(reductions, losses),
             *model_notes.summed(raw),
             *unordered_outputs(raw, reductions),
+            *model_notes.own_results(raw, combinations, reductions),
             *roles.notes,
             *(() if raw.is_alone else unknown_reduction_notes(found.loss, reported, found.reduction.kind)),
         ),
@@ -272,7 +274,7 @@ def _model(found: _Findings) -> Model:
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
         input_order=tuple(i.name for i in raw.inputs),
         reported=reported,
-        combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
+        combinations=combinations,
         synchronised=unmet_sums(whole, reductions),
         addends=tuple(addend for each in found.addends.values() for addend in each),
         mixed=tuple((by_node[node], why) for node, why in mixed_addends(step, local, roles.writes, reductions).items()),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from caramel.errors import listed
-from caramel.frontend.batch.domain import Note
+from caramel.frontend.batch.domain import Note, Statistic, Unknown, Value
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles.tensor_reductions import Reductions
 from caramel.graph.graph import node_of
-from caramel.model import Gradient
+from caramel.graph.shapes import static_shape
+from caramel.model import Combination, Gradient
 
 
 def several_losses(raw: RawProgram, reported: str, gradients: Sequence[RawGradient]) -> list[str]:
@@ -82,6 +83,35 @@ def summed(raw: RawProgram) -> list[str]:
             "rows by their numbers of batches of one size)"
         )
     return notes
+
+
+def own_results(raw: RawProgram, combinations: Sequence[Combination | None], reductions: Reductions) -> list[str]:
+    """A note on numbers that a step gives back and that are neither of the whole batch nor a mean or sum of it.
+
+    Args:
+        raw: the captured program.
+        combinations: how the workers' values of each result give that of one device; None where that cannot be told.
+        reductions: what the analysis has found.
+    """
+    if raw.is_alone:
+        return []
+    untold = [name_tensor for name_tensor, how in zip(raw.outputs, combinations) if how is None]
+    names = [
+        name
+        for name, tensor in untold
+        if static_shape(raw.graph, tensor) == () and _is_of_part(reductions.value_of(tensor))
+    ]
+    if not names:
+        return []
+    return [
+        f"each worker has its own value of {listed(names, 3)}, of which it cannot be told how these give that of the "
+        "whole batch"
+    ]
+
+
+def _is_of_part(value: Value) -> bool:
+    """Whether a number is made of a worker's part in a way that is known, and is no mean or sum."""
+    return isinstance(value, Statistic) or (isinstance(value, Unknown) and not value.unmodelled)
 
 
 def _is_behind(raw: RawProgram, nodes: Collection[str], tensor: str) -> bool:

@@ -1425,6 +1425,15 @@ def stacked(handle):
     return raw_ops.TensorListStack(input_handle=handle, element_shape=tf.constant(-1), element_dtype=tf.float32)
 
 
+def joined(op, handle):
+    if op == "TensorListConcat":
+        return raw_ops.TensorListConcat(input_handle=handle, element_dtype=tf.float32)
+    of_any = tf.constant(-1), tf.constant([], tf.int64)
+    return raw_ops.TensorListConcatV2(
+        input_handle=handle, element_shape=of_any[0], leading_dims=of_any[1], element_dtype=tf.float32
+    )
+
+
 def got(handle, at):
     return raw_ops.TensorListGetItem(
         input_handle=handle, index=at, element_shape=tf.constant(-1), element_dtype=tf.float32
@@ -1456,6 +1465,9 @@ for rank in (1, 2, 3):
     add("TensorListFromTensor", slot, call=lambda place, t: stacked(listed(t)), label="stacked")
     add("TensorListLength", slot, call=lambda place, t: raw_ops.TensorListLength(input_handle=listed(t)), label="of it")
     add("TensorListStack", slot, call=lambda place, t: stacked(listed(t)), label="of it")
+    if rank > 1:
+        for op in ("TensorListConcat", "TensorListConcatV2"):
+            add(op, slot, call=lambda place, t, op=op: joined(op, listed(t)), label="of it")
     for at in (0, 1, -1):
         add("TensorListGetItem", slot, call=lambda place, t, at=at: got(listed(t), at), label=f"at {at}")
     add("TensorListGetItem", slot, "i0", call=lambda place, t, at: got(listed(t), at), label="at one")
