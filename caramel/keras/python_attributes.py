@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _OF_KERAS = frozenset({"built", "compiled", "stop_training", "train_function", "test_function", "predict_function"})
 """Attributes of any model that Keras changes."""
-
-_ABSENT = object()
 
 
 class PythonAttributes:
     """Numbers, texts and lists of these that are attributes of a model.
 
     Keras traces a step once, and what that changes in Python is changed once. Here a step may be traced several times:
-    each begins with what was there before the first.
+    each begins with what was there before the first. A model that is not built yet may work out numbers as it is built,
+    so it begins with what it has once it is; and what no model of its class has before stays.
 
     Args:
         model: a Keras model.
@@ -24,22 +23,27 @@ class PythonAttributes:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._before = {name: _copied(value) for name, value in _plain(model)}
+        self._before = _values_of(model) if model.built else None
 
     def restore(self) -> None:
-        """Let the model have what it had, where that has changed."""
-        for name, value in dict(_plain(self._model)).items():
-            before = self._before.get(name, _ABSENT)
-            if before is _ABSENT:
-                delattr(self._model, name)
-            elif before != value:
-                setattr(self._model, name, _copied(before))
+        """Let the model have what it had, where that has changed; to be called before each trace."""
+        if not self._model.built:
+            return
+        if self._before is None:
+            self._before = _values_of(self._model)
+            return
+        for name, value in _values_of(self._model).items():
+            if name not in self._before:
+                if hasattr(type(self._model), name):  # what all models of the class have before
+                    delattr(self._model, name)
+            elif self._before[name] != value:
+                setattr(self._model, name, _copied(self._before[name]))
 
 
-def _plain(model: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(model).items():
-        if not name.startswith("_") and name not in _OF_KERAS and _is_plain(value):
-            yield name, value
+def _values_of(model: Any) -> dict[str, Any]:
+    """Copies of the numbers, texts and lists of these that are attributes of a model, by their names."""
+    own = {name: value for name, value in vars(model).items() if not name.startswith("_") and name not in _OF_KERAS}
+    return {name: _copied(value) for name, value in own.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -56,3 +56,34 @@ def test_a_count_of_steps_is_that_of_keras(kind, workers):
     np.testing.assert_allclose(found_losses, losses, rtol=1e-6)
     for ours, theirs in zip(found, want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+class BuiltLate(keras.Model):
+    """A model that works out numbers when it is built, and when it is called for the first time."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1, dtype="float64")
+        self.scale = None
+
+    def build(self, shape):
+        self.width, self.scale = shape[-1], 2.0
+        self.layer.build(shape)
+        self.built = True
+
+    def call(self, x):
+        if not hasattr(self, "seen_width"):
+            self.seen_width = x.shape[-1]
+        return self.layer(x) * self.scale / self.width / self.seen_width
+
+
+@pytest.mark.parametrize("rows", [32, 25])
+def test_what_a_model_has_worked_out_stays(rows):
+    def fitted(fit, **options):
+        keras.utils.set_random_seed(1)
+        model = BuiltLate()
+        model.compile(keras.optimizers.SGD(0.1), "mean_squared_error")
+        history = fit(model, X[:rows], Y[:rows], batch_size=16, shuffle=False, verbose=0, **options)
+        return history.history["loss"]
+
+    np.testing.assert_allclose(fitted(caramel.fit, workers=2), fitted(keras.Model.fit), rtol=1e-6)
