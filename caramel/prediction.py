@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from caramel.facts import Timeline
-from caramel.util.units import format_ms
+from caramel.util.units import format_ms, more_or_less
 
 _DEVIATIONS = 1.96
 """Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
@@ -81,7 +81,7 @@ class Interval:
         return cls(step_s / factor, step_s * factor, trace, network, model)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{abs(getattr(self, name)):.1%} {name}" for name in ("trace", "network", "model"))
+        parts = ", ".join(f"{getattr(self, name):.1%} {name}" for name in ("trace", "network", "model"))
         return f"with 95 % probability {format_ms(self.low_s)} to {format_ms(self.high_s)} (uncertain: {parts})"
 
 
@@ -95,9 +95,7 @@ def predicted_beside(predicted_s: float, measured_s: float) -> str:
         predicted_s: predicted seconds of a step.
         measured_s: measured seconds of it.
     """
-    difference = predicted_s / measured_s - 1
-    share = f"{abs(difference):.1%} {'less' if difference < 0 else 'more'}"
-    return f"predicted {format_ms(predicted_s)}, {share} than measured"
+    return f"predicted {format_ms(predicted_s)}, {more_or_less(predicted_s / measured_s)} than measured"
 
 
 @dataclass(frozen=True)

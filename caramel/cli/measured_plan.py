@@ -25,7 +25,7 @@ from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
-from caramel.util.units import format_ms
+from caramel.util.units import format_ms, more_or_less
 
 _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 """Numbers of steps that are timed: between these, as many as fit into so many seconds."""
@@ -93,8 +93,8 @@ class TriedPlan:
         without_s = statistics.median(without_s for _, without_s in self.in_turn_s)
         text = (
             f"without a plan, measured in turn with it: {format_ms(without_s)}; the plan takes "
-            f"{_more_or_less(statistics.median(ratios))} (median of {len(ratios)} rounds; from "
-            f"{_more_or_less(min(ratios))} to {_more_or_less(max(ratios))})"
+            f"{more_or_less(statistics.median(ratios))} (median of {len(ratios)} rounds; from "
+            f"{more_or_less(min(ratios))} to {more_or_less(max(ratios))})"
         )
         if is_gain([1 / ratio for ratio in ratios]):
             text += (
@@ -118,15 +118,6 @@ class TriedPlan:
         if prediction.holds(without_long_wait_s(self.step_s, wait_s)):
             return text
         return f"{text}\nnote: {why[0].lower()}{why[1:]}" if why else text
-
-
-def _more_or_less(ratio: float) -> str:
-    """How much more or less time something takes.
-
-    >>> _more_or_less(0.95), _more_or_less(1.012)
-    ('5.0% less', '1.2% more')
-    """
-    return f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'}"
 
 
 def measured_plan(

@@ -287,12 +287,13 @@ class Context:
         try:
             return self._of_traces()
         except CaptureError as refusal:
-            if self.graph is not None or not self._forget_loops():
+            if not self._has_loops_to_unroll:
                 raise
+            self._trace_anew(unrolls=True)
             try:
                 return self._of_traces()
             except CaptureError:
-                self._forget_loops(unrolls=False)
+                self._trace_anew(unrolls=False)
                 if isinstance(refusal, UnsupportedError):  # of the loop, which is gone
                     raise
             raise  # of what the program has, and not of its rounds
@@ -319,13 +320,16 @@ class Context:
         vars(self).pop("_raw", None)
         return self._with_data(assemble_divisible(self._raw, self.examples_of_batch, refusal))
 
-    def _forget_loops(self, unrolls: bool = True) -> bool:
-        """Trace the step anew, with loops that differentiate unrolled or not; False where there are none to unroll."""
-        traces, raw = self._traces, vars(self).pop("_raw", None)
-        if unrolls and (raw is None or traces.unrolls or not loops_to_unroll(raw.graph)):
-            return False
-        traces.unrolls, self._gathers = unrolls, frozenset()
-        return True
+    @property
+    def _has_loops_to_unroll(self) -> bool:
+        """Whether the step, as it was traced last, has loops that differentiate and whose rounds can be counted."""
+        raw = vars(self).get("_raw")
+        return self.graph is None and raw is not None and bool(loops_to_unroll(raw.graph))
+
+    def _trace_anew(self, unrolls: bool) -> None:
+        """Trace the step anew when it is needed, with such loops unrolled or as they are."""
+        self._traces.unrolls, self._gathers = unrolls, frozenset()
+        vars(self).pop("_raw", None)
 
     def model_for(self, workers: int) -> Model:
         """The captured training step for some number of workers.

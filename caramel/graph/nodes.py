@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +13,9 @@ from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 
 _COLOCATION_PREFIX = "loc:@"
+
+_SEED_BITS = 63
+"""Bits of a seed attribute without its sign."""
 
 
 def node(
@@ -132,3 +135,33 @@ def settings_of(node: NodeDef) -> dict[str, tuple[object, ...]]:
         for name, value in node.attr.items()
         if not name.startswith("_") and (value.WhichOneof("value") in ("i", "b", "f", "s") or value.list.i)
     }
+
+
+def offset_seed(node: NodeDef, by: int) -> None:
+    """Give a random op, in place, another stream; the seeds (0, 0), which ask for a seed from the system, stay.
+
+    Args:
+        node: the op.
+        by: what is added to its second seed; 0 leaves it as it is.
+    """
+    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
+    if by == 0 or (seed == 0 and seed2 == 0):
+        return
+    shifted = (seed2 + by) % (1 << _SEED_BITS)
+    node.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name itself if it is not taken, else the name with the first number that makes it unique.
+
+    Args:
+        name: the name.
+        taken: names that there are.
+
+    >>> free_name("a", {"a", "a_1"})
+    'a_2'
+    """
+    free, number = name, 1
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free

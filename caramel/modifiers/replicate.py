@@ -10,7 +10,7 @@ from caramel.graph.graph import Graph, NodeDef, copied, format_input
 from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
-from caramel.modifiers.seeds import DrawingFunctions, offset_seed
+from caramel.modifiers.seeds import DrawingFunctions, offset_seed_of_rank
 
 
 def replicate(emission: Emission) -> Emission:
@@ -73,7 +73,7 @@ def copy_node(
     if copy.op == ops.TABLE:
         copy.attr["shared_name"].s = shared_name(rank, original.name).encode()
     if ops.is_seeded_random(copy):
-        offset_seed(copy, rank)
+        offset_seed_of_rank(copy, rank)
     return copy
 
 

@@ -7,21 +7,20 @@ from typing import Any
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef
+from caramel.graph.nodes import offset_seed
 
 GOLDEN_RATIO_32 = 0x9E3779B9
 """2**32 divided by the golden ratio, odd: multiples of it are far apart modulo 2**32."""
 
-_SEED_BITS = 63
-"""Bits of a seed attribute without its sign."""
 
+def offset_seed_of_rank(node: NodeDef, rank: int) -> None:
+    """Give each rank another stream.
 
-def offset_seed(node: NodeDef, rank: int) -> None:
-    """Give each rank another stream; the seeds (0, 0), which ask for a seed from the system, stay."""
-    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
-    if rank == 0 or (seed == 0 and seed2 == 0):
-        return
-    shifted = (seed2 + rank * GOLDEN_RATIO_32) % (1 << _SEED_BITS)
-    node.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
+    Args:
+        node: a random op; it is changed.
+        rank: rank of the worker; the first draws what one device draws.
+    """
+    offset_seed(node, rank * GOLDEN_RATIO_32)
 
 
 class DrawingFunctions:
@@ -70,7 +69,7 @@ class DrawingFunctions:
         copy.signature.name = _copy_name(name, rank)
         for node in copy.node_def:
             if node.op not in self._library and ops.is_seeded_random(node):
-                offset_seed(node, rank)
+                offset_seed_of_rank(node, rank)
             self.renamed(node, rank)
         return copy
 

@@ -107,3 +107,15 @@ def format_ms(time_s: float, digits: int = 4) -> str:
     """
     time_ms = time_s * 1e3
     return f"{time_ms:.{digits}g} ms" if abs(time_ms) < 10**digits - 0.5 else f"{time_ms:,.0f} ms"
+
+
+def more_or_less(ratio: float) -> str:
+    """How much more or less than another something is.
+
+    Args:
+        ratio: the one over the other.
+
+    >>> more_or_less(0.95), more_or_less(1.012)
+    ('5.0% less', '1.2% more')
+    """
+    return f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'}"

@@ -5,26 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import in_process
+from test_micro_batches_exact import SPECS, WEIGHTS, K, batches, parts, slices
 
 import caramel
 
-SPECS = [tf.TensorSpec([None, 3], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
 RNG = np.random.default_rng(1)
-WEIGHTS = np.array([0.5, -1.0, 0.25])
-K = 3
-
-
-def batches(*rows):
-    return [(RNG.normal(size=(n, 3)), RNG.normal(size=n)) for n in rows]
-
-
-def parts(x):
-    return tf.split(x, K)
-
-
-def slices(x):
-    size = tf.shape(x)[0] // K
-    return [x[i * size : (i + 1) * size] for i in range(K)]
 
 
 def giving_all(w, x, y):

@@ -422,7 +422,7 @@ def test_other_cuts_of_batches_of_one_size_are_gathered(step_of):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_one_worker_keeps_the_loop(workers):
-    """It has nothing to aggregate; nor has a step that only adds up."""
+    """It has nothing to aggregate."""
     _, context = exact_steps.captured(program_of(updating))
     context.model_for(workers)
     loops = [node.name for node in context.model_for(workers).graph if node.op == "While"]

@@ -52,7 +52,7 @@ def interval_of(
             times_s.append(
                 whole * simulate_on(network, boundaries.scaled(computation), schedule, in_flight).iteration_s
             )
-        return (times_s[0] - times_s[1]) / 2 / timeline.iteration_s
+        return abs(times_s[0] - times_s[1]) / 2 / timeline.iteration_s
 
     of_trace = effect(trace.spread, is_of_network=False)
     of_network = effect(_network_error(network, boundaries, schedule), is_of_network=True)

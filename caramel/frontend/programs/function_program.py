@@ -77,11 +77,12 @@ class Traced:
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
         variables = UsedVariables(self.func_graph, getattr(function, "python_function", function))
         replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
-        inlined = inline(_with_captures(graph_def, replacements))
-        with unwatched():
-            again = frozenset() if unrolls is None else unrolls.differentiated_again
-            self.loops = [] if unrolls is None else loops_to_unroll(inlined.graph, again)
-            self._inlined = inlined if unrolls is None else unrolled(inlined, again)
+        self._inlined = inline(_with_captures(graph_def, replacements))
+        self.loops: list[str] = []
+        if unrolls is not None:
+            with unwatched():
+                self.loops = loops_to_unroll(self._inlined.graph, unrolls.differentiated_again)
+                self._inlined = unrolled(self._inlined, unrolls.differentiated_again)
         self.graph = self._inlined.graph
 
     def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:

@@ -28,8 +28,7 @@ def keras_names(function: Any) -> Mapping[int, str]:
             continue
         seen.add(id(value))
         if isinstance(value, (keras.Layer, keras.Optimizer, keras.Metric, keras.Variable)):
-            for variable in _variables(value, keras.Variable):
-                names[id(variable._value)] = variable.path  # its value is one that is cast, in a scope that casts
+            names |= {id(variable.value): variable.path for variable in _variables(value, keras.Variable)}
         elif isinstance(value, (FunctionType, MethodType)):
             stack += reached(value, "", depth)
         elif depth < MOST_DEPTH:
@@ -38,9 +37,8 @@ def keras_names(function: Any) -> Mapping[int, str]:
 
 
 def _variables(value: Any, kind: Any) -> Iterator[Any]:
-    """The variables of a Keras object that have values, and those of a model's optimizer and metrics."""
+    """The variables of a Keras object, and those of a model's optimizer and metrics."""
     if isinstance(value, kind):
-        yield from [value] if getattr(value, "_value", None) is not None else []
-        return
+        yield value
     for part in (value, getattr(value, "optimizer", None), *getattr(value, "metrics", ())):
-        yield from (v for v in getattr(part, "variables", ()) if getattr(v, "_value", None) is not None)
+        yield from getattr(part, "variables", ())

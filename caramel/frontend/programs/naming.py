@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from caramel.frontend.captured import RawTable, RawVariable
 from caramel.frontend.programs.keras_names import keras_names
 from caramel.frontend.programs.tables import table_behind
 from caramel.frontend.recording.automatic_names import Renaming
+from caramel.graph.nodes import free_name
 from caramel.util.arrays import array_of
 
 
@@ -152,10 +153,10 @@ class Naming:
     def _add(
         self, key: Any, name: str, dtype: str, shape: tuple[int, ...], trainable: bool, saved: bool = True
     ) -> RawVariable:
-        unique = _unique(name, {v.name for v in self._by_handle.values()})
-        plan_name = _unique(self._renaming.of(unique), {v.plan_name for v in self._by_handle.values()})
+        unique = free_name(name, {v.name for v in self._by_handle.values()})
+        plan_name = free_name(self._renaming.of(unique), {v.plan_name for v in self._by_handle.values()})
         node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", plan_name)
-        node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
+        node = free_name(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
         renamed = None if plan_name == unique else plan_name
         raw = RawVariable(unique, node, dtype, shape, trainable, saved, renamed=renamed)
         self._by_handle[key] = raw
@@ -246,14 +247,6 @@ def _by_handle(variables: Iterable[Any]) -> Mapping[int, Any]:
         if handle is not None and not isinstance(variable, _UnreadVariable):
             by_handle_id.setdefault(id(handle), variable)
     return by_handle_id
-
-
-def _unique(name: str, taken: Collection[str]) -> str:
-    """The name itself if it is not taken, else the name with the first number that makes it unique."""
-    unique, number = name, 1
-    while unique in taken:
-        unique, number = f"{name}_{number}", number + 1
-    return unique
 
 
 def _reader(func_graph: Any, external: Any) -> Any:

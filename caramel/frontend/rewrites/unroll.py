@@ -35,14 +35,13 @@ from caramel.graph.graph import (
     parse_input,
     tensor_name,
 )
-from caramel.graph.nodes import node
+from caramel.graph.nodes import free_name, node, offset_seed
 
 _MOST_ROUNDS = 64
 """Rounds of the longest loop that is unrolled."""
 
 _MOST_NODES = 50_000
 """Nodes of the largest graph, for one device, that loops are unrolled to."""
-
 
 _SEEDS_APART = 0x85EBCA6B
 """What is added to a seed from round to round: odd, and no multiple of what is added from worker to worker."""
@@ -68,8 +67,7 @@ def loops_to_unroll(graph: Graph, again: Collection[int] = frozenset()) -> list[
         graph: nodes with the attributes of capture, without calls that can be inlined.
         again: see `unrolled`.
     """
-    library = Library(graph)
-    return [each.name for each in graph if _rounds(each, graph, library, again)]
+    return list(_rounds_in(graph, again))
 
 
 def unrolled(inlined: Inlined, again: Collection[int]) -> Inlined:
@@ -81,8 +79,8 @@ def unrolled(inlined: Inlined, again: Collection[int]) -> Inlined:
         inlined: nodes with the attributes of capture, without calls that can be inlined.
         again: numbers of the gradients that are differentiated once more.
     """
-    while loops_to_unroll(inlined.graph, again):  # there may be further loops in those that were unrolled
-        called, renamed, rounds = _with_rounds(inlined.graph, again)
+    while numbers := _rounds_in(inlined.graph, again):  # there may be further loops in those that were unrolled
+        called, renamed, rounds = _with_rounds(inlined.graph, numbers)
         flat = inline(called, {name: each.guard for name, each in rounds.items()})
         outputs = {name: flat.tensor(tensor) for name, tensor in renamed.items()}
         before = {name: flat.tensor(renamed.get(tensor, tensor)) for name, tensor in inlined.outputs.items()}
@@ -90,10 +88,15 @@ def unrolled(inlined: Inlined, again: Collection[int]) -> Inlined:
     return replace(inlined, graph=_gathered_once(inlined.graph))
 
 
+def _rounds_in(graph: Graph, again: Collection[int]) -> dict[str, int]:
+    """The numbers of rounds of the loops that can be unrolled, by their names."""
+    library = Library(graph)
+    numbers = {each.name: _rounds(each, graph, library, again) for each in graph if each.op in ops.LOOPS}
+    return {name: number for name, number in numbers.items() if number}
+
+
 def _rounds(each: NodeDef, graph: Graph, library: Library, again: Collection[int]) -> int:
-    """The number of rounds of a loop that can be unrolled; 0 for anything else."""
-    if each.op not in ops.LOOPS:
-        return 0
+    """The number of rounds of a loop that can be unrolled; 0 for another."""
     inner_nodes = [inner for _, inner in library.inner_nodes(each)]
     numbers = {inner.attr[GRADIENT_ATTRIBUTE].i for inner in inner_nodes if GRADIENT_ATTRIBUTE in inner.attr}
     if not numbers or not numbers.isdisjoint(again):
@@ -125,24 +128,26 @@ def _draws_in_functions(name: str, library: Library) -> bool:
     return False
 
 
-def _with_rounds(graph: Graph, again: Collection[int]) -> tuple[Graph, dict[str, str], dict[str, _Round]]:
-    """The graph with a call of its body for each round of a loop that can be unrolled.
+def _with_rounds(graph: Graph, numbers: Mapping[str, int]) -> tuple[Graph, dict[str, str], dict[str, _Round]]:
+    """The graph with a call of its body for each round of some loops.
+
+    Args:
+        graph: the nodes.
+        numbers: numbers of rounds, by the names of the loops.
 
     Returns:
         The graph, in which a loop's name is that of a node that is done when the loop is; the tensors in place of the
         outputs of loops; and the rounds by the names of the calls.
     """
-    library = Library(graph)
     taken = set(graph.nodes)
     nodes: list[NodeDef] = []
     renamed: dict[str, str] = {}
     rounds: dict[str, _Round] = {}
     for each in graph:
-        number = _rounds(each, graph, library, again)
-        if not number:
+        if each.name not in numbers:
             nodes.append(each)
             continue
-        calls = _calls(each, number, taken)
+        calls = _calls(each, numbers[each.name], taken)
         guard = _guard_of(each, graph)
         rounds |= {call.name: _Round(at, guard) for at, call in enumerate(calls)}
         nodes += [*calls, node(each.name, "NoOp", ["^" + calls[-1].name], each.device)]
@@ -162,7 +167,8 @@ def _calls(loop: NodeDef, number: int, taken: set[str]) -> list[NodeDef]:
     data, controls = data_texts(loop), control_texts(loop)
     calls = []
     for at in range(number):
-        name = _free(f"{loop.name}/round_{at}", taken)
+        name = free_name(f"{loop.name}/round_{at}", taken)
+        taken.add(name)
         call = node(name, op, [*data, *controls], loop.device, Tin=types, Tout=types)
         call.attr["f"].func.CopyFrom(loop.attr["body"].func)
         data, controls = [f"{name}:{index}" for index in range(len(types.list.type))], ["^" + name]
@@ -213,17 +219,9 @@ def _told_apart(graph: Graph, rounds: Mapping[str, _Round]) -> Graph:
             if attribute in each.attr and each.attr[attribute].i in of_round[prefix]:
                 changed.attr[attribute].i = of_round[prefix][each.attr[attribute].i]
         if ops.is_seeded_random(each):
-            _offset_seed(changed, rounds[prefix[:-1]].number)
+            offset_seed(changed, rounds[prefix[:-1]].number * _SEEDS_APART)
         nodes.append(changed)
     return Graph(nodes, graph.library, graph.versions)
-
-
-def _offset_seed(drawing: NodeDef, number: int) -> None:
-    """Give each round another stream; the seeds (0, 0), which ask for a seed from the system, stay."""
-    seed, seed2 = drawing.attr["seed"].i, drawing.attr["seed2"].i
-    if (seed, seed2) != (0, 0):
-        shifted = (seed2 + number * _SEEDS_APART) % (1 << 63)
-        drawing.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
 
 
 def _gathered_once(graph: Graph) -> Graph:
@@ -247,12 +245,3 @@ def _gathered_once(graph: Graph) -> Graph:
 
     nodes = [n for n in graph if shared.get(n.name, n.name) == n.name]
     return Graph([copied(n, map(of_first, n.input)) for n in nodes], graph.library, graph.versions)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """A name that no node has, from now on taken."""
-    found = next(
-        each for each in itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1))) if each not in taken
-    )
-    taken.add(found)
-    return found

@@ -95,11 +95,10 @@ def own_results(raw: RawProgram, combinations: Sequence[Combination | None], red
     """
     if raw.is_alone:
         return []
-    untold = [name_tensor for name_tensor, how in zip(raw.outputs, combinations) if how is None]
     names = [
         name
-        for name, tensor in untold
-        if static_shape(raw.graph, tensor) == () and _is_of_part(reductions.value_of(tensor))
+        for (name, tensor), how in zip(raw.outputs, combinations)
+        if how is None and static_shape(raw.graph, tensor) == () and _is_of_part(reductions.value_of(tensor))
     ]
     if not names:
         return []
